@@ -1,0 +1,59 @@
+"""Differentially private federated learning with Laplacian smoothing (arXiv:2005.00218)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfedls.clients import ClientData as ClientData
+    from dpfedls.denoising import Identity as Identity
+    from dpfedls.denoising import JamesStein as JamesStein
+    from dpfedls.denoising import LaplacianSmoothing as LaplacianSmoothing
+    from dpfedls.denoising import SoftThreshold as SoftThreshold
+    from dpfedls.denoising import effective_dimension as effective_dimension
+    from dpfedls.denoising import smooth as smooth
+    from dpfedls.errors import BudgetExhausted as BudgetExhausted
+    from dpfedls.errors import InputError as InputError
+    from dpfedls.gaussian import Release as Release
+    from dpfedls.local_update import LocalSGD as LocalSGD
+    from dpfedls.modules import replace_batch_norm as replace_batch_norm
+    from dpfedls.privacy.plan import PrivacyPlan as PrivacyPlan
+    from dpfedls.sampling import FixedSizeSampling as FixedSizeSampling
+    from dpfedls.sampling import PoissonSampling as PoissonSampling
+    from dpfedls.simulation import Result as Result
+    from dpfedls.simulation import train as train
+
+__version__ = "0.1.0"
+
+# Loaded when first asked for (PEP 562), so that `import dpfedls` is instant and loads no torch.
+_HOMES = {
+    "BudgetExhausted": "errors",
+    "ClientData": "clients",
+    "FixedSizeSampling": "sampling",
+    "Identity": "denoising",
+    "InputError": "errors",
+    "JamesStein": "denoising",
+    "LaplacianSmoothing": "denoising",
+    "LocalSGD": "local_update",
+    "PoissonSampling": "sampling",
+    "PrivacyPlan": "privacy.plan",
+    "Release": "gaussian",
+    "Result": "simulation",
+    "SoftThreshold": "denoising",
+    "effective_dimension": "denoising",
+    "replace_batch_norm": "modules",
+    "smooth": "denoising",
+    "train": "simulation",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpfedls' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"dpfedls.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

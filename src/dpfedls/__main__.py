@@ -1,0 +1,5 @@
+"""``python -m dpfedls`` is the command line."""
+
+from dpfedls.cli import main
+
+main()

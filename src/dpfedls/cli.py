@@ -1,0 +1,56 @@
+"""dpfedls on the command line. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import click
+import typer
+
+from dpfedls.commands import privacy, training
+from dpfedls.errors import BudgetExhausted, InputError
+
+app = typer.Typer(
+    name="dpfedls",
+    help="Differentially private federated learning with Laplacian smoothing.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (
+    training.demo,
+    training.recipes,
+    training.run,
+    training.resume,
+    training.report,
+    training.doctor,
+):
+    app.command()(command)
+app.add_typer(privacy.app, name="privacy")
+
+
+def main() -> None:
+    """Run a command; wrong input is one line on stderr and exit code 2, never a traceback."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as shown:
+        print(shown.format_message())
+        code = 2
+    except click.ClickException as error:
+        code = _complain(" ".join(error.format_message().split()), 2)
+    except InputError as error:
+        code = _complain(str(error), 2)
+    except BudgetExhausted as error:
+        code = _complain(str(error), 3)
+    except (KeyboardInterrupt, click.Abort):
+        code = _complain("stopped; the last finished round is kept, go on with: dpfedls resume", 1)
+    except BrokenPipeError:
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"dpfedls: {message}", file=sys.stderr)
+    return code

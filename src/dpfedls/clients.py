@@ -1,0 +1,88 @@
+"""The people's data: two tensors for everyone, and where each client's samples lie in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from dpfedls.errors import InputError
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Samples of all clients; client j owns ``sizes[j]`` consecutive ones from ``starts[j]`` on.
+
+    Sensitive. ``features`` may be a view with overlapping rows, such as windows on a text.
+    """
+
+    features: Tensor
+    targets: Tensor
+    starts: Int64[np.ndarray, "clients"]
+    sizes: Int64[np.ndarray, "clients"]
+
+    @classmethod
+    def from_pairs(cls, pairs: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
+        """One pair of tensors a client, features and targets; sizes may differ, or be zero."""
+        if len(pairs) == 0:
+            raise InputError(
+                "clients is empty; there is nobody to train on: give one (features, targets) "
+                "pair of tensors a person"
+            )
+        for j, (features, targets) in enumerate(pairs):
+            if len(features) != len(targets):
+                raise InputError(
+                    f"clients[{j}] has {len(features)} rows of features but {len(targets)} "
+                    "targets; give one target for every row"
+                )
+            like = pairs[0][0]
+            if features.shape[1:] != like.shape[1:] or features.dtype != like.dtype:
+                raise InputError(
+                    f"clients[{j}] has features of {features.dtype} and shape "
+                    f"{tuple(features.shape[1:])} a sample, clients[0] of {like.dtype} and "
+                    f"{tuple(like.shape[1:])}; all clients train one model, so make them alike"
+                )
+        sizes = np.array([len(targets) for _, targets in pairs], dtype=np.int64)
+        return cls(
+            torch.cat([features for features, _ in pairs]),
+            torch.cat([targets for _, targets in pairs]),
+            np.concatenate([[0], np.cumsum(sizes)[:-1]]),
+            sizes,
+        )
+
+    @property
+    def num_clients(self) -> int:
+        """How many people there are."""
+        return len(self.sizes)
+
+    def to(self, device: torch.device) -> ClientData:
+        """The same data on another device."""
+        return replace(self, features=self.features.to(device), targets=self.targets.to(device))
+
+    def client(self, j: int) -> tuple[Tensor, Tensor]:
+        """The samples of one client, as views."""
+        own = slice(int(self.starts[j]), int(self.starts[j] + self.sizes[j]))
+        return self.features[own], self.targets[own]
+
+    def take(self, rows: Int64[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+        """Samples by row; −1 gives zeros, so that padding carries nobody's data."""
+        kept = rows.clamp(min=0)
+        features, targets = as_input(self.features[kept]), self.targets[kept]
+        padding = rows < 0
+        if padding.any():
+            features = features.masked_fill(_broadcast(padding, features), 0)
+            targets = targets.masked_fill(_broadcast(padding, targets), 0)
+        return features, targets
+
+
+def as_input(features: Tensor) -> Tensor:
+    """What a model is fed: floats as they are, symbols (stored small) as the int64 torch wants."""
+    return features if features.is_floating_point() else features.long()
+
+
+def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *(1,) * (like.dim() - mask.dim()))

@@ -1,0 +1,29 @@
+"""Bound what one client can change."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dpfedls.parameters import Updates
+
+# Scaling a row in its own precision rounds every coordinate by at most half a unit in the last
+# place. Aiming this much below the bound keeps the rounded row inside it.
+_ROUNDING_ROOM = 4.0
+
+
+def clip(updates: Updates, norm: float) -> Updates:
+    """Scale each row down to at most ``norm`` in ℓ2, over all parameters together (Algorithm 1).
+
+    Guarantees: every row of the result has norm ≤ ``norm`` when measured in float64; a row inside
+    the ball is unchanged; a row with NaN, an infinity or an overflowing norm becomes zero, so a
+    broken client counts as one that sent nothing.
+    """
+    lengths = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    usable = torch.isfinite(lengths)[:, None]
+    if math.isinf(norm):
+        return torch.where(usable, updates, 0.0)
+    target = norm * (1 - _ROUNDING_ROOM * torch.finfo(updates.dtype).eps)
+    factors = torch.where(lengths > norm, target / lengths, 1.0).to(updates.dtype)
+    return torch.where(usable, updates * factors[:, None], 0.0)

@@ -1,0 +1,196 @@
+"""``dpfedls privacy``: ε, noise and rounds from each other, and what a run promised."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from dpfedls.commands.output import Json, answer, pairs
+from dpfedls.errors import InputError, require_fraction
+
+if TYPE_CHECKING:
+    from dpfedls.sampling import Sampler
+
+app = typer.Typer(help="What a run costs, what it needs, what it promised.", no_args_is_help=True)
+
+
+class Sampling(StrEnum):
+    """How a cohort is drawn."""
+
+    POISSON = "poisson"
+    FIXED = "fixed"
+
+
+class Accountant(StrEnum):
+    """How ε is computed."""
+
+    PLD = "pld"
+    RDP = "rdp"
+    CLOSED_FORM = "closed-form"
+    PAPER = "paper"
+
+
+SamplingOption: TypeAlias = Annotated[Sampling, typer.Option(help="How a cohort is drawn.")]
+Clients: TypeAlias = Annotated[int, typer.Option(help="How many people there are.")]
+Rate: TypeAlias = Annotated[float, typer.Option(help="Share of the people in a round.")]
+Rounds: TypeAlias = Annotated[int, typer.Option(help="How many rounds.")]
+Noise: TypeAlias = Annotated[
+    float, typer.Option(help="Noise stddev on the sum ÷ clip norm (with 'paper': its z).")
+]
+Epsilon: TypeAlias = Annotated[float, typer.Option(help="The ε to stay within.")]
+Delta: TypeAlias = Annotated[float | None, typer.Option(help="δ; clients^-1.1 where absent.")]
+AccountantOption: TypeAlias = Annotated[Accountant, typer.Option(help="How ε is computed.")]
+RunFolder: TypeAlias = Annotated[Path, typer.Argument(help="The run folder.")]
+
+
+@app.command()
+def epsilon(
+    sampling: SamplingOption,
+    clients: Clients,
+    rate: Rate,
+    rounds: Rounds,
+    noise_multiplier: Noise,
+    delta: Delta = None,
+    accountant: AccountantOption = Accountant.PLD,
+    json: Json = False,
+) -> None:
+    """The ε that a run costs."""
+    from dpfedls.privacy.plan import PrivacyPlan
+
+    plan = PrivacyPlan(
+        sampler=_sampler(sampling, clients, rate),
+        num_clients=clients,
+        rounds=rounds,
+        clip_norm=1.0,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+    )
+    values: dict[str, Any] = {
+        "epsilon": plan.epsilon(accountant.value),
+        "delta": plan.delta,
+        "accountant": accountant.value,
+        "relation": plan.relation,
+        "noise_multiplier": noise_multiplier,
+    }
+    if accountant is Accountant.PAPER:
+        values["convention"] = "the paper's: noise ÷ sensitivity, and the older RDP conversion"
+        values["epsilon_as_added"] = plan.epsilon("rdp")
+        values["epsilon_as_added_tight"] = plan.epsilon("pld")
+    answer(values, json, pairs(values, list(values)))
+
+
+@app.command()
+def noise(
+    epsilon: Epsilon,
+    sampling: SamplingOption,
+    clients: Clients,
+    rate: Rate,
+    rounds: Rounds,
+    delta: Delta = None,
+    clip_norm: Annotated[float, typer.Option(help="Bound on each update's norm.")] = 1.0,
+    accountant: AccountantOption = Accountant.PLD,
+    json: Json = False,
+) -> None:
+    """The noise that keeps a run within ε."""
+    from dpfedls.privacy.closed_form import closed_form_noise
+    from dpfedls.privacy.plan import PrivacyPlan
+
+    plan = PrivacyPlan(
+        sampler=_sampler(sampling, clients, rate),
+        num_clients=clients,
+        rounds=rounds,
+        clip_norm=clip_norm,
+        delta=delta,
+    ).calibrated(epsilon, accountant.value)
+    values: dict[str, Any] = {
+        "noise_multiplier": plan.noise_multiplier,
+        "noise_stddev": plan.noise_stddev,
+        "epsilon": plan.epsilon(accountant.value),
+        "delta": plan.delta,
+        "accountant": accountant.value,
+        "relation": plan.relation,
+    }
+    if accountant is Accountant.CLOSED_FORM:
+        found = closed_form_noise(
+            epsilon,
+            sampler=plan.sampler,
+            num_clients=clients,
+            rounds=rounds,
+            delta=plan.target_delta,
+        )
+        values |= {"lambda": found.lambda_, "alpha": found.alpha, "epsilon_pld": plan.epsilon()}
+    answer(values, json, pairs(values, list(values)))
+
+
+@app.command()
+def rounds(
+    epsilon: Epsilon,
+    noise_multiplier: Noise,
+    sampling: SamplingOption,
+    clients: Clients,
+    rate: Rate,
+    delta: Delta = None,
+    accountant: AccountantOption = Accountant.PLD,
+    json: Json = False,
+) -> None:
+    """How many rounds stay within ε."""
+    from dpfedls.privacy.accountants import epsilon as epsilon_of
+    from dpfedls.privacy.accountants import rounds_for
+    from dpfedls.privacy.event import RoundEvent
+
+    event = RoundEvent(
+        sampler=_sampler(sampling, clients, rate),
+        num_clients=clients,
+        noise_multiplier=noise_multiplier,
+    )
+    delta = delta if delta is not None else clients**-1.1
+    found = rounds_for(epsilon, event=event, delta=delta, accountant=accountant.value)
+    values = {
+        "rounds": found,
+        "epsilon": epsilon_of([(event, found)], delta, accountant.value),
+        "delta": delta,
+        "accountant": accountant.value,
+        "relation": event.sampler.relation,
+    }
+    answer(values, json, pairs(values, list(values)))
+
+
+@app.command()
+def statement(run: RunFolder, json: Json = False) -> None:
+    """The privacy statement of a run."""
+    from dpfedls.experiments.verify import read_statement
+    from dpfedls.privacy.statement import text
+
+    values = read_statement(run)
+    answer(values, json, text(values))
+
+
+@app.command()
+def verify(run: RunFolder, json: Json = False) -> None:
+    """Recompute a run's account from its folder and name whatever does not add up."""
+    from dpfedls.experiments.verify import verify as verify_run
+
+    values = verify_run(run)
+    verdict = "valid" if values["valid"] else "NOT valid"
+    lines = [f"{verdict}: ε = {values['spent_epsilon']:.6g} was spent", *values["problems"]]
+    answer(values, json, "\n".join(lines))
+    if not values["valid"]:
+        raise typer.Exit(1)
+
+
+def _sampler(sampling: Sampling, clients: int, rate: float) -> Sampler:
+    from dpfedls.sampling import FixedSizeSampling, PoissonSampling
+
+    if sampling is Sampling.POISSON:
+        return PoissonSampling(rate=rate)
+    require_fraction("--rate", rate, "it is a share of the clients")
+    cohort = round(rate * clients)
+    if cohort < 1 or abs(cohort - rate * clients) > 1e-6 * clients:
+        raise InputError(
+            f"--rate {rate:g} of {clients} clients is {rate * clients:g} people, and a fixed-size "
+            f"cohort is a whole number; use --rate {max(cohort, 1) / clients:.10g}"
+        )
+    return FixedSizeSampling(cohort=cohort)

@@ -1,0 +1,165 @@
+"""Commands that train and show what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpfedls.commands.output import Json, answer, pairs, progress
+from dpfedls.errors import InputError
+
+if TYPE_CHECKING:
+    from dpfedls.experiments.run import Outcome, RoundLog, Watch
+
+_SUMMARY = (
+    *("run", "task", "mode", "rounds", "accuracy", "loss", "epsilon", "delta", "accountant"),
+    *("noise_multiplier", "strength", "seconds_per_round"),
+)
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs and the report.")] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds to average over.")] = 8,
+    json: Json = False,
+) -> None:
+    """DP-Fed against DP-Fed-LS at the same privacy budget, on 5,000 real MNIST images, offline."""
+    from dpfedls.experiments.demo import STRENGTHS
+    from dpfedls.experiments.demo import demo as run_demo
+
+    if seeds < 1:
+        raise InputError(f"--seeds must be at least 1, got {seeds}; use 5 for a fair comparison")
+    _one_thread()
+    folder = _new_folder(out, "demo")
+    cells = len(STRENGTHS) * seeds
+    with progress(cells, "cell") as advance:
+        done = iter(range(1, cells + 1))
+        result = run_demo(folder, seeds, lambda note: advance(next(done), note))
+    answer(result, json, _demo_text(result))
+
+
+def recipes(json: Json = False) -> None:
+    """The recipes that come with the package."""
+    from dpfedls.experiments.catalogue import catalogue
+
+    found = catalogue()
+    lines = [f"{r['name']:<22} {r['task']:<20} {r['reproduces'] or r['about']}" for r in found]
+    answer({"recipes": found}, json, "\n".join(lines))
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a path that ends in .toml.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a key: --set plan.rounds=10. May be repeated."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; must be new or empty.")] = None,
+    json: Json = False,
+) -> None:
+    """Train one recipe; leave a run folder with model, log, ledger, statement and report."""
+    from dpfedls.experiments import recipe as recipes
+    from dpfedls.experiments.run import start
+
+    settings = list(set_ or [])
+    settings += [] if seed is None else [f"seed={seed}"]
+    settings += [] if device is None else [f'device="{device}"']
+    chosen = recipes.read(recipe, settings)
+    _one_thread()
+    folder = out or _new_folder(None, f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}")
+    with progress(chosen.plan.rounds, "round") as advance:
+        outcome = start(chosen, folder, _watch(advance))
+    _finish(outcome, json)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    json: Json = False,
+) -> None:
+    """Go on with a run that was stopped, at the round after the last one released."""
+    from dpfedls.experiments.run import read_recipe
+    from dpfedls.experiments.run import resume as go_on
+
+    _one_thread()
+    with progress(read_recipe(run).plan.rounds, "round") as advance:
+        outcome = go_on(run, _watch(advance))
+    _finish(outcome, json)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders to compare.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    json: Json = False,
+) -> None:
+    """One HTML page with the curves and figures of several runs."""
+    from dpfedls.experiments.compare import compare
+
+    compare(runs, out)
+    answer({"report": str(out)}, json, f"report: {out}")
+
+
+def doctor(json: Json = False) -> None:
+    """Check that everything this package needs is here and computes what it should."""
+    from dpfedls.experiments.doctor import examine
+
+    found = examine()
+    lines = [f"{c['state']:<8} {c['check']:<24} {c['detail']}" for c in found["checks"]]
+    answer(found, json, "\n".join(lines))
+    if not found["ok"]:
+        raise typer.Exit(1)
+
+
+def _one_thread() -> None:
+    """Blocks of small models lose more to threads waiting for each other than they gain."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _new_folder(out: Path | None, name: str) -> Path:
+    """The folder asked for, which must be free, or a new one under runs/."""
+    if out is not None:
+        if out.exists() and any(out.iterdir()):
+            raise InputError(f"{out} already holds files; nothing was touched: choose another --out")
+        return out
+    folder, k = Path("runs") / name, 1
+    while folder.exists():
+        k += 1
+        folder = Path("runs") / f"{name}-{k}"
+    return folder
+
+
+def _watch(advance: Any) -> Watch:
+    def watch(log: RoundLog) -> None:
+        accuracy = f"accuracy {100 * log.accuracy:.2f} %  " if log.accuracy is not None else ""
+        advance(log.round, f"{accuracy}ε {log.epsilon:.3g}")
+
+    return watch
+
+
+def _finish(outcome: Outcome, json: bool) -> None:
+    answer(outcome.summary, json, pairs(outcome.summary, _SUMMARY))
+    if outcome.exhausted is not None:
+        raise outcome.exhausted
+
+
+def _demo_text(result: dict[str, Any]) -> str:
+    rows = [
+        f"{row['method']:<10} {row['strength']:>8g} {100 * row['accuracy_mean']:>10.2f} "
+        f"± {100 * row['accuracy_std']:.2f}"
+        for row in result["table"]
+    ]
+    return "\n".join(
+        [
+            f"Logistic regression on 5,000 MNIST images of 400 people; every model by itself costs "
+            f"ε = {result['epsilon']:.2f} at δ = {result['delta']:.1e}.",
+            f"Test accuracy in %, mean ± standard deviation over {result['seeds']} seeds:",
+            "",
+            f"{'method':<10} {'strength':>8} {'accuracy':>10}",
+            *rows,
+            "",
+            f"report: {result['report']}",
+        ]
+    )

@@ -1,0 +1,149 @@
+"""Post-process a release. A denoiser is given nothing else, so it cannot cost privacy.
+
+James–Stein and soft thresholding are the estimators the paper compares with (Table 4, after Balle
+and Wang 2018); both need the noise level, which a release carries.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from dpfedls.component import Component
+from dpfedls.errors import require_not_negative
+from dpfedls.gaussian import Release
+from dpfedls.parameters import Vector
+
+Order: TypeAlias = Literal["BCHW", "BCWH", "BHWC", "BWHC"]
+
+
+class Denoiser(Protocol):
+    """Anything that makes an update direction of a release."""
+
+    def __call__(self, release: Release) -> Vector: ...
+
+
+class Identity(Component, tag="identity"):
+    """The release as it is: DP-Fed, that is DP-FedAvg."""
+
+    def __call__(self, release: Release) -> Vector:
+        return release.value
+
+
+class LaplacianSmoothing(Component, tag="laplacian"):
+    """Solve (I + strength · L) y = x on a ring, by FFT (Algorithm 1, Eq. (*)).
+
+    ``scope`` is the ring: each tensor by itself, as in the experiments of the paper, or the whole
+    model as one vector, as in its theory. ``order`` says how convolution kernels are laid along
+    the ring (B output and C input channels, H height, W width); BCHW is torch's own order.
+
+    Guarantees: keeps the sum of the coordinates of each ring; never increases the ℓ2 norm;
+    strength 0 is the identity to the bit.
+    """
+
+    strength: float = 1.0
+    scope: Literal["tensor", "model"] = "tensor"
+    order: Order = "BCHW"
+
+    def __post_init__(self) -> None:
+        require_not_negative("denoiser.strength", self.strength, "0 switches smoothing off")
+
+    def __call__(self, release: Release) -> Vector:
+        if self.strength == 0:
+            return release.value
+        if self.scope == "model":
+            pieces = [_along(t, self.order) for t in release.layout.split(release.value).values()]
+            ring = smooth(torch.cat([piece.reshape(-1) for piece in pieces]), self.strength)
+            parts = ring.split([piece.numel() for piece in pieces])
+            rings = (part.view_as(piece) for part, piece in zip(parts, pieces, strict=True))
+            return torch.cat([_back(ring, self.order).reshape(-1) for ring in rings])
+        return _each_tensor(
+            release, lambda t: _back(smooth(_along(t, self.order), self.strength), self.order)
+        )
+
+
+class JamesStein(Component, tag="james-stein"):
+    """Shrink each tensor by 1 − (d − 2) ν² ÷ ‖x‖², not truncated at zero, as the paper ran it."""
+
+    def __call__(self, release: Release) -> Vector:
+        variance = release.noise_stddev**2
+
+        def shrink(tensor: Tensor) -> Tensor:
+            power = tensor.double().square().sum()
+            # Below three coordinates the estimator is the identity, and 0 ÷ 0 shrinks nothing.
+            excess = max(tensor.numel() - 2, 0) * variance
+            return tensor * (1 - excess / power if excess and power > 0 else 1.0)
+
+        return _each_tensor(release, shrink)
+
+
+class SoftThreshold(Component, tag="soft-threshold"):
+    """Move every coordinate towards zero by ν √(2 ln d), d the size of its tensor."""
+
+    def __call__(self, release: Release) -> Vector:
+        def threshold(tensor: Tensor) -> Tensor:
+            level = release.noise_stddev * math.sqrt(2 * math.log(tensor.numel()))
+            return torch.sign(tensor) * (tensor.abs() - level).clamp(min=0)
+
+        return _each_tensor(release, threshold)
+
+
+AnyDenoiser: TypeAlias = Identity | LaplacianSmoothing | JamesStein | SoftThreshold
+
+
+def smooth(tensor: Tensor, strength: float) -> Tensor:
+    """Smooth the flattened tensor on a ring: (I + strength · L)⁻¹, same shape and dtype back."""
+    require_not_negative("strength", strength, "0 switches smoothing off")
+    if strength == 0 or tensor.numel() < 2:  # a ring of one has no neighbours to be smooth with
+        return tensor.clone()
+    working = tensor if tensor.dtype == torch.float64 else tensor.float()
+    gains = _gains(tensor.numel(), strength, working.dtype, tensor.device)
+    spectrum = torch.fft.rfft(working.reshape(-1)).mul_(gains)
+    ring = torch.fft.irfft(spectrum, n=tensor.numel())
+    return ring.view(tensor.shape).to(tensor.dtype)
+
+
+def effective_dimension(dim: int, strength: float, power: int = 1) -> float:
+    """Σ Λ_i^power, Λ_i the eigenvalues of the smoothing: d_σ for power 1, d̃_σ for 2 (Theorem 3).
+
+    This is also the factor, out of ``dim``, by which smoothing lowers noise variance (power 2).
+    """
+    require_not_negative("strength", strength, "0 switches smoothing off")
+    k = torch.arange(dim, dtype=torch.float64)
+    return float(_eigenvalues(k, dim, strength).pow(-power).sum())
+
+
+def _eigenvalues(k: Tensor, dim: int, strength: float) -> Tensor:
+    # Of I + strength · L on a ring: 1 + 2s(1 − cos(2πk/d)), written so that small k keeps its digits.
+    return 1 + 4 * strength * torch.sin(math.pi * k / dim).square()
+
+
+@functools.lru_cache(maxsize=64)  # a model has few distinct sizes; a run asks every round
+def _gains(dim: int, strength: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    k = torch.arange(dim // 2 + 1, dtype=torch.float64)
+    return _eigenvalues(k, dim, strength).reciprocal().to(device, dtype)
+
+
+def _each_tensor(release: Release, denoise: Callable[[Tensor], Tensor]) -> Vector:
+    """Denoise every tensor by itself; a single number has nothing to be compared with."""
+    tensors = release.layout.split(release.value).values()
+    return torch.cat([(denoise(t) if t.numel() > 1 else t).reshape(-1) for t in tensors])
+
+
+def _along(tensor: Tensor, order: Order) -> Tensor:
+    """The tensor with a convolution kernel's axes in the order they lie along the ring."""
+    if tensor.dim() != 4 or order == "BCHW":
+        return tensor
+    return tensor.permute(*("BCHW".index(axis) for axis in order)).contiguous()
+
+
+def _back(tensor: Tensor, order: Order) -> Tensor:
+    """Undo ``_along``."""
+    if tensor.dim() != 4 or order == "BCHW":
+        return tensor
+    return tensor.permute(*(order.index(axis) for axis in "BCHW"))

@@ -1,0 +1,41 @@
+"""What can go wrong for a person using dpfedls, and small checks that say it well."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Wrong input: the message says what, where, why it matters and how to mend it. Exit code 2."""
+
+
+class BudgetExhausted(RuntimeError):
+    """The privacy budget does not cover another round; nothing was released. Exit code 3."""
+
+
+def require_positive(name: str, value: float, why: str) -> None:
+    """Refuse zero, negative numbers and NaN (infinity passes)."""
+    if not value > 0:
+        raise InputError(f"{name} must be > 0, got {value:g}; {why}")
+
+
+def require_fraction(name: str, value: float, why: str) -> None:
+    """Refuse what is not in (0, 1]."""
+    if not 0 < value <= 1:
+        raise InputError(f"{name} must be in (0, 1], got {value:g}; {why}")
+
+
+def require_not_negative(name: str, value: float, why: str) -> None:
+    """Refuse negative numbers, NaN and infinity."""
+    if not (value >= 0 and math.isfinite(value)):
+        raise InputError(f"{name} must be a finite number >= 0, got {value:g}; {why}")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
+    """An unknown name, with the nearest known one."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return InputError(f"unknown {what} {name!r}; {remedy}")

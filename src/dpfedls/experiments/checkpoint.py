@@ -1,0 +1,81 @@
+"""A server state on disk: written whole or not at all, and any altered byte is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from dpfedls.errors import InputError
+
+FILE = Path("checkpoint") / "state.safetensors"
+
+
+class Checkpoint(NamedTuple):
+    """A server state and the ledger's head when it was reached."""
+
+    round: int
+    params: np.ndarray
+    average: np.ndarray
+    ledger_head: str
+
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint of a run folder; a crash leaves the old one or the new one."""
+        write_whole(folder / FILE, self._bytes())
+
+    def _bytes(self) -> bytes:
+        # safetensors keeps no order among metadata keys, so what is to be sealed goes in one.
+        seal = hashlib.sha256(
+            f"{self.round} {self.ledger_head} ".encode()
+            + self.params.tobytes()
+            + self.average.tobytes()
+        )
+        metadata = {"state": f"{self.round} {self.ledger_head} {seal.hexdigest()}"}
+        return save_tensors({"params": self.params, "average": self.average}, metadata)
+
+    @classmethod
+    def load(cls, folder: Path) -> Checkpoint:
+        """Read a run folder's checkpoint, or refuse it if a single byte is not as it was written."""
+        path = folder / FILE
+        raw = path.read_bytes()
+        try:
+            tensors = load_tensors(raw)
+            header = _metadata(raw)
+            round_, head, _ = header.split(" ")
+            found = cls(int(round_), tensors["params"], tensors["average"], head)
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise InputError(_DAMAGED.format(path=path)) from error
+        if found._bytes() != raw:
+            raise InputError(_DAMAGED.format(path=path))
+        return found
+
+
+_DAMAGED = (
+    "{path} is damaged: it is not as it was written; going on from it would train a model that no "
+    "round released: restore the file from a backup or start a new run"
+)
+
+
+def _metadata(raw: bytes) -> str:
+    """safetensors' NumPy reader drops metadata; the header is 8 bytes of length, then JSON."""
+    import json
+
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length])["__metadata__"]["state"]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file in one step, on disk before the old one is gone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

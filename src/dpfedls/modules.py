@@ -1,0 +1,106 @@
+"""What a model must be to train with user-level privacy, and help for one that is not."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dpfedls.clients import as_input
+from dpfedls.errors import InputError
+
+_RECURRENT = (nn.RNNBase,)
+_DROPOUT = (nn.modules.dropout._DropoutNd,)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse, by name, modules whose state would leave un-noised or that clients cannot share."""
+    for name, module in model.named_modules():
+        where = f"module {name!r} ({type(module).__name__})"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"{where} keeps running statistics of private data, which would leave without "
+                "noise; use GroupNorm: model = dpfedls.replace_batch_norm(model)"
+            )
+        if isinstance(module, _RECURRENT):
+            raise InputError(
+                f"{where} cannot be trained for many clients at once (torch has no batching rule "
+                "for it); use dpfedls.tasks.models.LSTM, which writes the cell out"
+            )
+        if isinstance(module, _DROPOUT) and module.p > 0:
+            raise InputError(
+                f"{where} draws from torch's global generator, so a run could not be repeated or "
+                "resumed; set its p to 0 (clipping and noise regularise already)"
+            )
+    buffers = [name for name, _ in model.named_buffers()]
+    if buffers:
+        raise InputError(
+            f"buffer {buffers[0]!r} is neither trained nor noised, so it must not change on private "
+            "data; make it a plain attribute or a Parameter with requires_grad=False"
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError("the model has no parameter that requires a gradient; nothing to train")
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise InputError(f"parameter {name!r} is not finite; start from a model that is")
+
+
+def check_samples(
+    model: nn.Module, features: Tensor, targets: Tensor, where: str, *, classify: bool = True
+) -> None:
+    """Refuse samples that the model cannot learn from, saying where they are."""
+    if len(targets) == 0:
+        raise InputError(f"{where} holds no samples; give at least one")
+    symbols = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    if not features.is_floating_point() and not symbols:
+        raise InputError(
+            f"{where} has features of {features.dtype}, but the model needs floats; "
+            "convert them with x.float()"
+        )
+    if features.is_floating_point():
+        broken = ~torch.isfinite(features).flatten(1).all(dim=1)
+        if broken.any():
+            raise InputError(
+                f"{where} has {int(broken.sum())} samples with NaN or infinite features, the first "
+                f"at row {int(broken.nonzero()[0])}; they would spoil every average: remove or "
+                "mend them"
+            )
+    if not classify:
+        return
+    if targets.is_floating_point() or targets.dim() != 1:
+        raise InputError(
+            f"{where} has targets of {targets.dtype} and {targets.dim()} dimensions; cross-entropy "
+            "needs one integer label a sample: use y.long(), or pass loss=…"
+        )
+    with torch.no_grad():
+        classes = model(as_input(features[:1])).shape[-1]
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= classes:
+        raise InputError(
+            f"{where} has labels from {low} to {high}, but the model has {classes} outputs; labels "
+            f"must be 0 to {classes - 1}: relabel, or widen the last layer"
+        )
+
+
+def replace_batch_norm(model: nn.Module, groups: int = 32) -> nn.Module:
+    """A copy of the model with GroupNorm (at most ``groups`` groups) in place of every BatchNorm."""
+    model = copy.deepcopy(model)
+    if isinstance(model, nn.modules.batchnorm._BatchNorm):
+        return _group_norm(model, groups)
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                setattr(parent, name, _group_norm(child, groups))
+    return model
+
+
+def _group_norm(norm: nn.Module, groups: int) -> nn.GroupNorm:
+    channels = int(norm.num_features)  # pyright: ignore[reportArgumentType]
+    new = nn.GroupNorm(math.gcd(groups, channels), channels, eps=float(norm.eps))  # pyright: ignore
+    if norm.affine:
+        with torch.no_grad():
+            new.weight.copy_(norm.weight)  # pyright: ignore[reportArgumentType]
+            new.bias.copy_(norm.bias)  # pyright: ignore[reportArgumentType]
+    return new

@@ -1,0 +1,62 @@
+"""Named tensors ⇄ one flat vector: the server works on vectors, models and denoisers on tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Vector = Float[Tensor, "dim"]
+Updates = Float[Tensor, "clients dim"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trainable tensor of a model stands in the flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """The layout of the parameters that train (a frozen parameter is a constant)."""
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        return cls(tuple(name for name, _ in trained), tuple(tuple(p.shape) for _, p in trained))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many coordinates each tensor has."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def dim(self) -> int:
+        """How many coordinates the vector has."""
+        return sum(self.sizes)
+
+    def split(self, vector: Float[Tensor, "*batch dim"]) -> dict[str, Tensor]:
+        """Views of the vector's pieces; leading dimensions (one vector a client) are kept."""
+        pieces = vector.split(self.sizes, dim=-1)
+        return {
+            name: piece.view(*vector.shape[:-1], *shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Vector:
+        """The flat vector that ``split`` takes apart, as a copy."""
+        return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
+
+    def read(self, model: nn.Module) -> Vector:
+        """The model's trainable parameters as one vector, as a copy."""
+        return self.join(dict(model.named_parameters()))
+
+    def write(self, vector: Vector, model: nn.Module) -> None:
+        """Set the model's trainable parameters."""
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in self.split(vector).items():
+                parameters[name].copy_(tensor)

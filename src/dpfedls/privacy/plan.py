@@ -1,0 +1,136 @@
+"""The promise of a run: everything its privacy depends on, in one frozen value."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dpfedls.errors import InputError, require_not_negative, require_positive
+from dpfedls.privacy import accountants
+from dpfedls.privacy.accountants import AccountantName
+from dpfedls.privacy.event import RoundEvent
+from dpfedls.sampling import FixedSizeSampling, Relation, Sampler
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling, clipping, noise, rounds and δ; ε follows from them and from nothing else.
+
+    ``noise_multiplier`` is the standard deviation of the noise on the *sum* of clipped updates
+    divided by ``clip_norm``; None until chosen. ``delta`` is num_clients ** -1.1 where absent.
+    Guarantees: frozen and checked when made, so no two numbers in it can disagree.
+    """
+
+    sampler: Sampler
+    num_clients: int
+    rounds: int
+    clip_norm: float
+    noise_multiplier: float | None = None
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise InputError(f"rounds must be >= 1, got {self.rounds}; a run trains at least once")
+        # The event checks the population, the cohort and the noise.
+        RoundEvent(
+            sampler=self.sampler,
+            num_clients=self.num_clients,
+            noise_multiplier=0.0 if self.noise_multiplier is None else self.noise_multiplier,
+        )
+        require_positive("clip_norm", self.clip_norm, "it bounds what one client can contribute")
+        if math.isinf(self.clip_norm) and self.noise_multiplier != 0:
+            raise InputError(
+                "clip_norm = inf means no clipping, so no amount of noise gives privacy; "
+                "give a finite clip_norm, or noise_multiplier=0 for plain federated averaging"
+            )
+        if self.delta is None and self.num_clients == 1:
+            raise InputError("delta must be given for a population of one, where 1 ** -1.1 is 1")
+        if self.delta is None:
+            msgspec.structs.force_setattr(self, "delta", self.num_clients**-1.1)
+        accountants.check_delta(self.target_delta)
+
+    @property
+    def target_delta(self) -> float:
+        """δ, which is always there once the plan is made."""
+        assert self.delta is not None
+        return self.delta
+
+    @property
+    def noise(self) -> float:
+        """The noise multiplier, once chosen."""
+        if self.noise_multiplier is None:
+            raise InputError(
+                "this plan has no noise yet: give noise_multiplier=… or call .calibrated(epsilon=…)"
+            )
+        return self.noise_multiplier
+
+    @property
+    def relation(self) -> Relation:
+        """What neighbouring populations are: it follows from the sampler."""
+        return self.sampler.relation
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one person can move the sum of clipped updates."""
+        return self.clip_norm * self.sampler.sensitivity_in_clip_norms
+
+    @property
+    def expected_cohort(self) -> float:
+        """The public denominator of every average."""
+        return self.sampler.expected_cohort(self.num_clients)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether any noise is added at all."""
+        return self.noise > 0
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise on each coordinate of the sum."""
+        return self.noise * self.clip_norm if self.is_private else 0.0
+
+    @property
+    def round_event(self) -> RoundEvent:
+        """What one round does to privacy."""
+        return RoundEvent(
+            sampler=self.sampler, num_clients=self.num_clients, noise_multiplier=self.noise
+        )
+
+    @property
+    def event(self) -> DpEvent:
+        """The whole run for dp-accounting; its multiplier is ours, noise on the sum ÷ clip norm.
+
+        dp-accounting's RDP accountant reads a multiplier as noise ÷ sensitivity instead: under
+        replace-one halve it there, or use ``epsilon("rdp")``, which does.
+        """
+        import dp_accounting
+
+        gaussian = dp_accounting.GaussianDpEvent(self.noise)
+        if isinstance(self.sampler, FixedSizeSampling):
+            one = dp_accounting.SampledWithoutReplacementDpEvent(
+                self.num_clients, self.sampler.cohort, gaussian
+            )
+        else:
+            one = dp_accounting.PoissonSampledDpEvent(self.sampler.rate, gaussian)
+        return dp_accounting.SelfComposedDpEvent(one, self.rounds)
+
+    def epsilon(self, accountant: AccountantName = "pld", rounds: int | None = None) -> float:
+        """ε of the whole run, or of its first ``rounds``."""
+        count = self.rounds if rounds is None else rounds
+        return accountants.epsilon([(self.round_event, count)], self.target_delta, accountant)
+
+    def calibrated(self, epsilon: float, accountant: AccountantName = "pld") -> PrivacyPlan:
+        """The same plan with the noise that spends at most ``epsilon`` over all rounds."""
+        noise = accountants.noise_multiplier_for(
+            epsilon,
+            sampler=self.sampler,
+            num_clients=self.num_clients,
+            rounds=self.rounds,
+            delta=self.target_delta,
+            accountant=accountant,
+        )
+        return msgspec.structs.replace(self, noise_multiplier=noise)

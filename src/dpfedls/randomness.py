@@ -1,0 +1,143 @@
+"""One named stream of randomness per purpose and round.
+
+In simulation every stream is a function of ``(seed, purpose, round)`` and nothing is carried from
+round to round, so a resumed run is the same run. When deployed, everything that privacy rests on
+comes from the operating system's entropy through a cryptographic generator, and no seed matters.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from dpfedls.errors import InputError
+
+Noise: TypeAlias = Callable[[int, torch.device], Float[Tensor, "dim"]]
+"""``noise(dim, device)`` draws standard normals in float64, for one release and no other."""
+
+_PURPOSES = ("sampling", "shuffling", "noise", "model", "split", "partition")
+
+
+class RandomStreams(Protocol):
+    """Where a run's randomness comes from."""
+
+    def sampling(self, round_: int) -> np.random.Generator:
+        """Who takes part."""
+        ...
+
+    def shuffling(self, round_: int) -> int:
+        """A 64-bit key for the order in which clients see their samples."""
+        ...
+
+    def noise(self, round_: int) -> Noise:
+        """The noise of the round's release."""
+        ...
+
+    def nonce(self, round_: int) -> str:
+        """A name for the noise: two releases with one nonce carry the very same noise."""
+        ...
+
+
+class SeededStreams:
+    """Reproducible streams, for simulation only: who knows the seed knows the noise."""
+
+    def __init__(self, seed: int) -> None:
+        if seed < 0:
+            raise InputError(f"seed must be >= 0, got {seed}; any whole number from 0 up will do")
+        self.seed = seed
+
+    def generator(self, purpose: str, round_: int = 0) -> np.random.Generator:
+        """A NumPy generator for a purpose in a round."""
+        key = (_PURPOSES.index(purpose), round_)
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=key)))
+
+    def torch_generator(
+        self, purpose: str, round_: int = 0, device: torch.device | str = "cpu"
+    ) -> torch.Generator:
+        """The same as a torch generator, on the device where the numbers are needed."""
+        seed = int(self.generator(purpose, round_).integers(2**63))
+        return torch.Generator(device).manual_seed(seed)
+
+    def sampling(self, round_: int) -> np.random.Generator:
+        return self.generator("sampling", round_)
+
+    def shuffling(self, round_: int) -> int:
+        return int(self.generator("shuffling", round_).integers(2**64, dtype=np.uint64))
+
+    def noise(self, round_: int) -> Noise:
+        def draw(dim: int, device: torch.device) -> Float[Tensor, "dim"]:
+            rng = self.torch_generator("noise", round_, device)
+            return torch.randn(dim, generator=rng, device=device).double()
+
+        return draw
+
+    def nonce(self, round_: int) -> str:
+        return f"simulation seed {self.seed} round {round_}"
+
+
+class SystemStreams:
+    """Streams for deployment: operating-system entropy, never stored, the same for no two calls."""
+
+    def __init__(self) -> None:
+        try:
+            import randomgen
+        except ImportError as error:
+            raise InputError(
+                "deployed noise needs the package randomgen, which is not installed; "
+                "without it noise could be predicted; run: pip install 'dpfedls[secure]'"
+            ) from error
+        self._aes = randomgen.AESCounter
+
+    def _generator(self) -> np.random.Generator:
+        # The key carries 128 bits of entropy; the counter starts at zero under a fresh key.
+        return np.random.Generator(self._aes(key=secrets.randbits(128)))
+
+    def sampling(self, round_: int) -> np.random.Generator:
+        return self._generator()
+
+    def shuffling(self, round_: int) -> int:
+        return secrets.randbits(64)
+
+    def noise(self, round_: int) -> Noise:
+        def draw(dim: int, device: torch.device) -> Float[Tensor, "dim"]:
+            # The sum of four normals, halved, is one normal whose low bits no longer tell which
+            # floating-point numbers can and cannot occur (Holohan and Braghin 2021, Section 3.3).
+            rng = self._generator()
+            total = rng.standard_normal(dim)
+            part = np.empty(dim)
+            for _ in range(3):
+                total += rng.standard_normal(out=part)
+            return torch.from_numpy(total).mul_(0.5).to(device)
+
+        return draw
+
+    def nonce(self, round_: int) -> str:
+        return secrets.token_hex(16)
+
+
+def shuffled(key: int, clients: np.ndarray, size: int, epochs: int) -> Int64[np.ndarray, "c e n"]:
+    """For each client and epoch an order of ``size`` samples, from the key and the client alone.
+
+    Sorting hashed counters makes the order a function of (key, client, epoch): it is the same
+    whichever clients are trained together.
+    """
+    hashes = np.uint64(key)
+    for axis in (clients.reshape(-1, 1, 1), np.arange(epochs).reshape(-1, 1), np.arange(size)):
+        hashes = _mix(hashes + (axis.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+    return np.argsort(hashes, axis=-1, kind="stable")
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit reaches every output."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

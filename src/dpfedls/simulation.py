@@ -1,0 +1,187 @@
+"""Algorithm 1 on one machine: begin reading here.
+
+     sample ─▶ train ─▶ clip ─▶ sum ─┃─▶ add noise ─▶ Release ─▶ denoise ─▶ step
+     └──────── sensitive ───────────┘┃└──────────── public from here on ────────┘
+                              privacy boundary
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfedls.clients import ClientData
+from dpfedls.clipping import clip
+from dpfedls.denoising import Denoiser, Identity
+from dpfedls.errors import InputError, require_positive
+from dpfedls.evaluation import evaluate
+from dpfedls.local_update import LocalSGD, LocalUpdate, Loss, VmappedUpdate, cross_entropy
+from dpfedls.modules import check_model, check_samples
+from dpfedls.parameters import Layout, Vector
+from dpfedls.privacy.ledger import Ledger, MemoryLedger
+from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.randomness import RandomStreams, SeededStreams
+from dpfedls.sampling import Indices
+from dpfedls.server import Server, ServerState
+
+log = logging.getLogger("dpfedls")
+Samples = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A federation on one machine: people's data, what each does with it, and the server."""
+
+    data: ClientData
+    local_update: LocalUpdate
+    server: Server
+    streams: RandomStreams
+    block_size: int  # how many clients train at once: bounds memory and changes nothing else
+
+    def run_round(self, state: ServerState) -> ServerState:
+        """One round of DP-Fed-LS: sample, train, clip, sum; then noise, denoise, step."""
+        plan, t = self.server.plan, state.round
+        cohort = plan.sampler.sample(plan.num_clients, self.streams.sampling(t))
+        order = self.streams.shuffling(t)
+        total = torch.zeros_like(state.params, dtype=torch.float64)
+        for block in self._blocks(cohort):
+            updates = self.local_update(state.params, block, t, order)
+            total += clip(updates, plan.clip_norm).sum(dim=0, dtype=torch.float64)
+        return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
+
+    def run(self, state: ServerState) -> Iterator[ServerState]:
+        """The rounds that are left, one state after each."""
+        while state.round < self.server.plan.rounds:
+            state = self.run_round(state)
+            yield state
+
+    def _blocks(self, cohort: Indices) -> Iterator[Indices]:
+        """The cohort in blocks; clients of like size share one, so that little is padded."""
+        by_size = cohort[np.argsort(self.data.sizes[cohort], kind="stable")]
+        for start in range(0, len(by_size), self.block_size):
+            yield by_size[start : start + self.block_size]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What is known after a round; made from public values and the test set alone."""
+
+    round: int
+    epsilon: float  # spent so far, at the plan's delta
+    accuracy: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trained model and what it cost."""
+
+    model: nn.Module
+    plan: PrivacyPlan
+    history: list[RoundRecord]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the model on the test set."""
+        return self.history[-1].accuracy
+
+    @property
+    def loss(self) -> float | None:
+        """Of the model on the test set."""
+        return self.history[-1].loss
+
+    @property
+    def epsilon(self) -> float:
+        """What was spent at ``plan.delta``; infinite where no noise was added."""
+        return self.history[-1].epsilon
+
+    def privacy_statement(self) -> dict[str, Any]:
+        """What was promised to whom, under which assumptions, as plain data."""
+        from dpfedls.privacy.statement import statement
+
+        return statement(self.plan, mode="simulation")
+
+
+def train(
+    *,
+    model: nn.Module,
+    clients: Sequence[Samples] | ClientData,
+    plan: PrivacyPlan,
+    local: LocalSGD,
+    denoiser: Denoiser | None = None,
+    server_rate: float = 1.0,
+    averaging: float = 0.0,
+    loss: Loss = cross_entropy,
+    test: Samples | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    block_size: int | None = None,
+) -> Result:
+    """Train a copy of ``model`` on the clients' data under the plan, in simulation."""
+    data = clients if isinstance(clients, ClientData) else ClientData.from_pairs(clients)
+    ledger = MemoryLedger(plan)
+    model = trainable_copy(model, device)
+    server = Server(plan, denoiser or Identity(), Layout.of(model), ledger, server_rate, averaging)
+    simulation = federate(model, data, server, local, SeededStreams(seed), loss, block_size)
+    if test is not None:
+        check_samples(model, *test, "test", classify=loss is cross_entropy)
+    history = []
+    for state in simulation.run(server.start(server.layout.read(model))):
+        server.layout.write(state.average, model)
+        score = evaluate(model, test, loss) if test is not None else ()
+        history.append(RoundRecord(state.round, ledger.epsilon(), *score))
+    return Result(model, plan, history)
+
+
+def trainable_copy(model: nn.Module, device: str) -> nn.Module:
+    """A copy on the device, refused by name where it holds what must not be trained privately."""
+    check_model(model)
+    return copy.deepcopy(model).to(find_device(device))
+
+
+def federate(
+    model: nn.Module,
+    data: ClientData,
+    server: Server,
+    local: LocalSGD,
+    streams: RandomStreams,
+    loss: Loss = cross_entropy,
+    block_size: int | None = None,
+) -> Simulation:
+    """The simulation of these parts, once it is checked that they fit together."""
+    plan = server.plan
+    if data.num_clients != plan.num_clients:
+        raise InputError(
+            f"the plan is for {plan.num_clients} clients, but there is data of {data.num_clients}; "
+            "the guarantee counts people, so make the two agree"
+        )
+    if not plan.is_private:
+        log.warning("noise_multiplier is 0: this is federated averaging and it is NOT private")
+    data = data.to(next(model.parameters()).device)
+    check_samples(model, data.features, data.targets, "clients", classify=loss is cross_entropy)
+    if block_size is None:
+        block_size = max(1, _BLOCK_COORDINATES // server.layout.dim)
+    require_positive("block_size", block_size, "it is how many clients train at once")
+    update = VmappedUpdate(model, loss, server.layout, data, local, plan.clip_norm)
+    return Simulation(data, update, server, streams, block_size)
+
+
+_BLOCK_COORDINATES = 2**26  # 256 MiB of float32 weights for all clients of a block
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of that name, if it is there."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        there = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+        raise InputError(
+            f"device {name!r} is not there; choose one of: {', '.join(there)}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Federated data sets with a model to train on them. Tasks know no privacy."""

@@ -1,0 +1,44 @@
+"""A task: people's data, a model to train on it, and samples to judge it by."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpfedls.clients import ClientData
+from dpfedls.errors import unknown
+from dpfedls.randomness import SeededStreams
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on what; the test samples are held by the server and are nobody's secret."""
+
+    data: ClientData
+    model: nn.Module
+    test: tuple[Tensor, Tensor]
+
+
+TaskMaker = Callable[[int, SeededStreams], Task]
+
+# Modules, not functions: a task's packages are imported when it is asked for.
+_TASKS = {
+    "digits-logistic": "dpfedls.tasks.digits",
+    "mnist-logistic": "dpfedls.tasks.mnist",
+    "mnist5k-logistic": "dpfedls.tasks.mnist5k",
+    "synthetic-logistic": "dpfedls.tasks.synthetic",
+}
+
+
+def make_task(name: str, num_clients: int, streams: SeededStreams) -> Task:
+    """The task of that name, its samples divided among ``num_clients`` people."""
+    if name not in _TASKS:
+        raise unknown("task", name, _TASKS)
+    with torch.random.fork_rng(devices=[]):  # initial weights follow the run's seed, not torch's
+        torch.manual_seed(streams.torch_generator("model").initial_seed())
+        make: TaskMaker = importlib.import_module(_TASKS[name]).make
+        return make(num_clients, streams)
