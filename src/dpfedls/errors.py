@@ -27,6 +27,12 @@ def require_fraction(name: str, value: float, why: str) -> None:
         raise InputError(f"{name} must be in (0, 1], got {value:g}; {why}")
 
 
+def require_share(name: str, value: float, why: str) -> None:
+    """Refuse what is not in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise InputError(f"{name} must be in [0, 1], got {value:g}; {why}")
+
+
 def require_not_negative(name: str, value: float, why: str) -> None:
     """Refuse negative numbers, NaN and infinity."""
     if not (value >= 0 and math.isfinite(value)):

@@ -42,7 +42,7 @@ class Layout:
         """Views of the vector's pieces; leading dimensions (one vector a client) are kept."""
         pieces = vector.split(self.sizes, dim=-1)
         return {
-            name: piece.view(*vector.shape[:-1], *shape)
+            name: piece.view((*vector.shape[:-1], *shape))
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfedls.denoising import Denoiser
-from dpfedls.errors import InputError, require_positive
+from dpfedls.errors import require_positive, require_share
 from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout, Vector
 from dpfedls.privacy.ledger import Ledger
@@ -42,11 +42,7 @@ class Server:
 
     def __post_init__(self) -> None:
         require_positive("server_rate", self.rate, "the model would never move; the paper uses 1")
-        if not 0 <= self.averaging <= 1:
-            raise InputError(
-                f"averaging must be in [0, 1], got {self.averaging:g}; 0 is the last iterate, "
-                "1 the uniform average"
-            )
+        require_share("averaging", self.averaging, "0 is the last iterate, 1 the uniform average")
 
     def start(self, params: Vector) -> ServerState:
         """The state before the first round."""

@@ -10,13 +10,19 @@ from typing import Any, Literal
 
 import msgspec
 import tomli_w
+from msgspec import inspect
 
 from dpfedls.denoising import AnyDenoiser, Identity
-from dpfedls.errors import InputError, unknown
+from dpfedls.errors import (
+    InputError,
+    require_not_negative,
+    require_positive,
+    require_share,
+    unknown,
+)
 from dpfedls.local_update import LocalSGD
 from dpfedls.privacy.accountants import AccountantName
 from dpfedls.privacy.plan import PrivacyPlan
-from dpfedls.sampling import Sampler
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,9 +50,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     evaluate_every: int = 1
     reproduces: str = ""
 
+    def __post_init__(self) -> None:
+        require_positive("server_rate", self.server_rate, "the model would never move")
+        require_positive("evaluate_every", self.evaluate_every, "1 judges the model every round")
+        require_not_negative("seed", self.seed, "any whole number from 0 up will do")
+        require_share("averaging", self.averaging, "0 is the last iterate, 1 the uniform average")
+        if self.block_size is not None:
+            require_positive("block_size", self.block_size, "it is how many clients train at once")
+        if self.budget is not None:
+            require_positive("budget", self.budget, "it is the ε never to exceed")
+
     def resolved(self) -> Recipe:
         """The recipe with its noise chosen, so that the plan stands complete in the run folder."""
         if self.plan.noise_multiplier is not None:
+            self._check_calibration()
             return self
         if self.calibrate is None:
             raise InputError(
@@ -55,6 +72,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         plan = self.plan.calibrated(self.calibrate.epsilon, self.calibrate.accountant)
         return msgspec.structs.replace(self, plan=plan)
+
+    def _check_calibration(self) -> None:
+        if self.calibrate is None:
+            return
+        found = self.plan.epsilon(self.calibrate.accountant)
+        if found > self.calibrate.epsilon:
+            raise InputError(
+                f"calibrate.epsilon = {self.calibrate.epsilon:g}, but plan.noise_multiplier = "
+                f"{self.plan.noise_multiplier:g} gives ε = {found:.4g}; the two disagree about the "
+                "promise: remove one of them"
+            )
 
 
 def names() -> list[str]:
@@ -128,31 +156,36 @@ def _lay_over(values: dict[str, Any], setting: str) -> None:
 
 
 def _explain(message: str, values: dict[str, Any], source: str) -> str:
-    """msgspec's message with the key in plain words and, for an unknown key, the nearest one."""
+    """msgspec's message with the key in plain words and, for an unknown name, the nearest one."""
     what, _, where = message.partition(" - at `$")
     key = where.rstrip("`").lstrip(".")
+    path = key.split(".") if key else []
     if "unknown field" in what:
-        name = what.split("`")[1]
-        owner = values
-        for part in key.split(".") if key else []:
-            owner = owner[part]
-        known = _fields(key, owner)
-        remedy = str(unknown("key", f"{key}.{name}".lstrip("."), [f"{key}.{k}".lstrip(".") for k in known]))
-        return f"{source}: {remedy}"
-    place = f"{source}, {key}" if key else source
-    return f"{place}: {what[0].lower()}{what[1:]}"
+        name = ".".join([*path, what.split("`")[1]])
+        known = [".".join([*path, field]) for field in _known(path, values)]
+        return f"{source}: {unknown('key', name, known)}"
+    if what.lower().startswith(("invalid value", "invalid enum value")):
+        name = what.split("'")[1]
+        return f"{source}: {unknown(f'value of {key}:', name, _known(path, values))}"
+    return f"{source}{', ' if key else ''}{key}: {what[0].lower()}{what[1:]}"
 
 
-def _fields(key: str, owner: dict[str, Any]) -> list[str]:
-    """The keys that a table of the recipe may have."""
-    structs: dict[str, Any] = {"": Recipe, "plan": PrivacyPlan, "local": LocalSGD, "calibrate": Calibration}
-    if key in structs:
-        return list(structs[key].__struct_fields__)
-    for union in (AnyDenoiser, Sampler):
-        for member in getattr(union, "__args__", ()):
-            if member.__struct_config__.tag == owner.get("kind"):
-                return list(member.__struct_fields__)
-    return []
+def _known(path: list[str], values: Any) -> list[str]:
+    """What may stand at a place of the recipe: keys of a table, kinds, or words of a choice."""
+    kind = inspect.type_info(Recipe)
+    for part in [*path, ""]:
+        if isinstance(kind, inspect.UnionType):
+            options = [t for t in kind.types if isinstance(t, inspect.StructType)]
+            if part == "kind":
+                return [str(t.tag) for t in options]
+            named = values.get("kind") if isinstance(values, dict) else None
+            kind = next((t for t in options if t.tag in (named, None)), kind.types[0])
+        if isinstance(kind, inspect.StructType) and part:
+            kind = {field.encode_name: field.type for field in kind.fields}[part]
+            values = values.get(part) if isinstance(values, dict) else None
+    if isinstance(kind, inspect.LiteralType):
+        return [str(value) for value in kind.values]
+    return [f.encode_name for f in kind.fields] if isinstance(kind, inspect.StructType) else []
 
 
 def _without_none(values: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,9 @@ from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
 from dpfedls.server import Server, ServerState
 from dpfedls.simulation import federate, trainable_copy
 from dpfedls.tasks.task import make_task
+
+
+log = logging.getLogger("dpfedls")
 
 
 class RoundLog(msgspec.Struct, frozen=True):
@@ -118,9 +122,10 @@ def _proceed(folder: Path, recipe: Recipe, prepared: _Prepared, watch: Watch) ->
         )
         state = _last_state(folder, server, model)
         rounds = _trimmed(folder, state.round)
+        _say_what_was_lost(ledger, state, recipe.mode)
         clock = time.perf_counter()
         try:
-            with (folder / "rounds.jsonl").open("ab") as log:
+            with (folder / "rounds.jsonl").open("ab") as lines:
                 for state in simulation.run(state):
                     score: tuple[float | None, float | None] = (None, None)
                     if state.round % recipe.evaluate_every == 0 or state.round == recipe.plan.rounds:
@@ -129,8 +134,8 @@ def _proceed(folder: Path, recipe: Recipe, prepared: _Prepared, watch: Watch) ->
                     now = time.perf_counter()
                     rounds.append(RoundLog(state.round, ledger.epsilon(), *score, now - clock))
                     clock = now
-                    log.write(msgspec.json.encode(rounds[-1]) + b"\n")
-                    log.flush()
+                    lines.write(msgspec.json.encode(rounds[-1]) + b"\n")
+                    lines.flush()
                     _checkpoint(state, ledger.head).save(folder)
                     watch(rounds[-1])
         except BudgetExhausted as error:
@@ -181,6 +186,15 @@ def _last_state(folder: Path, server: Server, model: torch.nn.Module) -> ServerS
     device = next(model.parameters()).device
     params, average = (torch.from_numpy(a.copy()).to(device) for a in (found.params, found.average))
     return ServerState(found.round, params, average)
+
+
+def _say_what_was_lost(ledger: SqliteLedger, state: ServerState, mode: str) -> None:
+    """A crash between paying and checkpointing loses a release; nobody should have to guess."""
+    lost = sorted({e.round + 1 for e in ledger.entries if e.round >= state.round})
+    if lost:
+        again = "with the same noise, at no new cost" if mode == "simulation" else "and paid again"
+        log.warning("rounds %s were paid for and then lost in a crash; they are run again %s",
+                    ", ".join(map(str, lost)), again)
 
 
 def _checkpoint(state: ServerState, ledger_head: str) -> Checkpoint:

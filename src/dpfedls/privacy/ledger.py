@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,7 +100,12 @@ class SqliteLedger(MemoryLedger):
                 f"{self.path} is in use by another process; two writers could both spend the last "
                 "of the budget: wait for it to end, or stop it"
             ) from error
-        rows = list(_rows(self._connection))
+        except sqlite3.DatabaseError as error:
+            raise InputError(
+                f"{self.path} is not a ledger ({error}); what was spent cannot be known from it: "
+                "restore the file from a backup or start a new run"
+            ) from error
+        rows = _rows(self._connection)
         if rows:
             problems, self.entries = check_chain(rows)
             if problems:
@@ -147,10 +151,10 @@ def read_ledger(path: Path) -> tuple[dict[str, Any], list[Entry], list[str], str
         connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)
         try:
             intact = connection.execute("PRAGMA integrity_check").fetchone()[0]
-            rows = list(_rows(connection))
+            rows = _rows(connection)
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # damage reaches SQLite's own messages
         return {}, [], [f"{path.name} cannot be read as a ledger ({error})"], ""
     problems, entries = check_chain(rows)
     if intact != "ok":
@@ -164,7 +168,7 @@ def check_chain(rows: list[tuple[int, bytes, str]]) -> tuple[list[str], list[Ent
     """Follow the hash chain; the problems found and the payments recorded."""
     problems, entries, head = [], [], ""
     for expected, (seq, payload, digest) in enumerate(rows, start=1):
-        head = _link(head, payload)
+        head = _link(head, payload) if isinstance(payload, bytes) else ""
         if seq != expected or head != digest:
             problems.append(f"entry {expected} breaks the hash chain: it was altered or removed")
             break
@@ -207,8 +211,8 @@ COMMIT;
 """
 
 
-def _rows(connection: sqlite3.Connection) -> Iterator[tuple[int, bytes, str]]:
-    yield from connection.execute("SELECT seq, payload, digest FROM entries ORDER BY seq")
+def _rows(connection: sqlite3.Connection) -> list[tuple[int, bytes, str]]:
+    return list(connection.execute("SELECT seq, payload, digest FROM entries ORDER BY seq"))
 
 
 def _link(head: str, payload: bytes) -> str:

@@ -39,7 +39,7 @@ def sampled_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
     least = np.nextafter(-1.0, 0.0)
     inner = above + np.log1p(-np.expm1(-above) * (1 - rate) / rate)
     inner += np.log1p(np.maximum(np.expm1(below) / rate, least))
-    return np.maximum(rate * gaussian_delta(inner, mu), -np.expm1(epsilon))
+    return np.maximum(rate * gaussian_delta(inner, mu), -np.expm1(below))
 
 
 def largest_loss(rate: float, mu: float) -> float:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 Spent: TypeAlias = Sequence[tuple[RoundEvent, int]]
 
-STEPS_PER_DEVIATION = 64  # grid steps to one standard deviation of a round's loss
+STEPS_PER_DEVIATION = 64  # grid steps to one standard deviation of a round's loss; ε to 1e-4
+STEPS_OF_ONE_ROUND = 512  # affordable where nothing is composed
 MOST_STEPS = 2**18  # of a composed grid; beyond it the grid is coarsened
 LARGEST_LOSS = 1e6  # a round that can lose more is bounded without a grid
 
@@ -124,7 +125,8 @@ def grid_interval(scales: Sequence[tuple[float, float, int]]) -> float:
         composed_length(largest_loss(rate, mu), deviation, count)
         for (rate, mu, count), deviation in zip(scales, moments, strict=True)
     )
-    return max(min(moments) / STEPS_PER_DEVIATION, length / MOST_STEPS)
+    steps = STEPS_OF_ONE_ROUND if len(scales) == scales[0][2] == 1 else STEPS_PER_DEVIATION
+    return max(min(moments) / steps, length / MOST_STEPS)
 
 
 def loss_deviation(rate: float, mu: float) -> float:

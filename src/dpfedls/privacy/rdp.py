@@ -14,7 +14,7 @@ from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.pld import Spent
 from dpfedls.sampling import FixedSizeSampling
 
-INTEGERS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 192, 257, 384, 512, 1024, 2048]
+INTEGERS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 160, 257, 384, 512, 1024, 2048]
 ORDERS = np.array([*(1 + k / 10 for k in range(1, 100)), *(n for n in INTEGERS if n > 10)])
 
 

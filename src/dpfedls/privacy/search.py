@@ -8,31 +8,38 @@ from collections.abc import Callable
 from dpfedls.errors import InputError
 
 WINDOW = 1e-3  # the promise: at most 0.1 % below the target
+SAME = 1e-5  # two noises closer than this, relatively, are one
+FARTHEST = math.log(1e4)  # no guess is wrong by more
 
 
 def noise_reaching(curve: Callable[[float], float], target: float, guess: float) -> float:
     """A noise with (1 - WINDOW)·target < curve(noise) <= target; curve falls as noise grows.
 
     Regula falsi on log ε against log noise, aimed at the middle of the window. Where the curve
-    jumps over the window, the smallest noise found on the safe side.
+    jumps over the window, the least noise found on the safe side of the jump.
     """
     aim = math.log(target) + math.log1p(-WINDOW / 2)
     x, low, high = math.log(guess), None, None  # low: ε too large; high: ε small enough
-    for step in range(80):
+    for step in range(60):
         value = curve(math.exp(x))
         if target * (1 - WINDOW) < value <= target:
             return math.exp(x)
-        point = (x, math.log(value) - aim if 0 < value < math.inf else math.copysign(math.inf, value - target))
+        point = (x, math.log(value) - aim if 0 < value < math.inf else math.inf * (value - target))
         low, high = (point, high) if value > target else (low, point)
-        if low is None or high is None:
-            # Power law ε ~ 1/noise until there is a bracket, a little further than it says.
-            move = min(max(abs(point[1]) * 1.2, 0.05), 2.0)
-            x += move if value > target else -move
-        elif high[0] - low[0] < 1e-9:
-            return math.exp(high[0])
+        if high is not None and low is not None:
+            if high[0] - low[0] < SAME:
+                return math.exp(high[0])
+            x = _between(low, high, bisect=step % 3 == 2)
         else:
-            x = _between(low, high, bisect=step % 4 == 3)
-    raise InputError(f"no noise found for epsilon = {target:g}; ask for another epsilon or delta")
+            # As if ε were 1/noise, and a little further, until there is a bracket.
+            move = min(max(abs(point[1]) * 1.2, 0.05), 2.0)
+            x += move if high is None else -move
+            if x - math.log(guess) > FARTHEST:
+                break
+    raise InputError(
+        f"this accountant finds no noise that brings epsilon down to {target:g}; "
+        "use accountant 'pld', or ask for a larger epsilon"
+    )
 
 
 def _between(low: tuple[float, float], high: tuple[float, float], *, bisect: bool) -> float:

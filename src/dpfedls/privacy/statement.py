@@ -148,7 +148,7 @@ _ENFORCED = [
 _ASSUMED = {
     "simulation": [
         "one person is one client and appears only once",
-        "the seed is kept secret by nobody: see above",
+        "the deployed run samples, clips and adds noise as this one did",
     ],
     "deployed": [
         "one person is one client and appears only once",
@@ -193,5 +193,5 @@ def _group(spent: list[Any], delta: float, people: int) -> float | None:
 
 def _number(value: float | None) -> str:
     if value is None:
-        return "says nothing here"
+        return "none"
     return "∞" if math.isinf(value) else f"{value:.4g}"

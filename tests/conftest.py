@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+# Derandomised: a property test that fails, fails every time and for everyone.
+hypothesis.settings.register_profile("dpfedls", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("dpfedls")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # pytest runs on both cores already
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    """Where the real data sets are. Named but absent is a failure, not a reason to skip."""
+    name = os.environ.get("DPFEDLS_DATA")
+    if not name:
+        pytest.skip("DPFEDLS_DATA does not name a folder with the real data sets")
+    assert Path(name).is_dir(), f"DPFEDLS_DATA = {name} is not a folder"
+    return Path(name)

@@ -1,0 +1,382 @@
+"""ε against published tables, four other implementations, and what must hold of any accountant.
+
+Golden values: dp-accounting 0.6.0 (PLD and RDP), prv-accountant 0.2.0 and autodp 0.2.3.1, November
+2026; published values: arXiv:2005.00218, Tables 3 (SVHN) and 6 (Shakespeare).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import subprocess
+import sys
+import time
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfedls.errors import InputError
+from dpfedls.privacy import (
+    AccountantName,
+    RoundEvent,
+    delta_at,
+    epsilon,
+    noise_multiplier_for,
+    profile,
+    rounds_for,
+)
+from dpfedls.sampling import FixedSizeSampling, PoissonSampling, Sampler
+
+SVHN, SHAKESPEARE = (2000, 100, 200), (975, 195, 100)  # clients, cohort, rounds
+
+
+def poisson(rate: float, noise: float, clients: int = 1000) -> RoundEvent:
+    sampler = PoissonSampling(rate=rate)
+    return RoundEvent(sampler=sampler, num_clients=clients, noise_multiplier=noise)
+
+
+def fixed(cohort: int, clients: int, noise: float) -> RoundEvent:
+    sampler = FixedSizeSampling(cohort=cohort)
+    return RoundEvent(sampler=sampler, num_clients=clients, noise_multiplier=noise)
+
+
+PUBLISHED = [  # task, sampling, z, ε
+    *(("svhn", "fixed", z, e) for z, e in zip((1.5, 1.3, 1.1, 1.0), (5.23, 6.34, 7.84, 8.66))),
+    *(("svhn", "poisson", z, e) for z, e in zip((1.5, 1.3, 1.1, 1.0), (2.56, 3.19, 4.24, 5.07))),
+    *(("lstm", "fixed", z, e) for z, e in zip((1.6, 1.4, 1.2, 1.0), (14.94, 17.69, 22.43, 27.24))),
+    *(("lstm", "poisson", z, e) for z, e in zip((1.6, 1.4, 1.2, 1.0), (6.78, 8.22, 10.41, 14.04))),
+]
+
+
+@pytest.mark.parametrize(("task", "sampling", "noise", "published"), PUBLISHED)
+def test_paper_reproduces_the_published_tables(
+    task: str, sampling: str, noise: float, published: float
+) -> None:
+    clients, cohort, rounds = SVHN if task == "svhn" else SHAKESPEARE
+    one = fixed(cohort, clients, noise)
+    if sampling == "poisson":
+        one = poisson(cohort / clients, noise, clients)
+    assert epsilon([(one, rounds)], clients**-1.1, "paper") == pytest.approx(published, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("setting", "noises", "as_added"),
+    [
+        (SVHN, (1.5, 1.3, 1.1, 1.0), (14.19, 18.75, 33.93, 56.63)),
+        (SHAKESPEARE, (1.6, 1.4, 1.2, 1.0), (39.9, 55.6, 90.3, 175.6)),
+    ],
+)
+def test_published_fixed_size_rows_with_the_noise_really_added(
+    setting: tuple[int, int, int], noises: tuple[float, ...], as_added: tuple[float, ...]
+) -> None:
+    """The authors' code adds z·clip_norm, half of what the published formula assumes."""
+    clients, cohort, rounds = setting
+    for noise, expected in zip(noises, as_added, strict=True):
+        halved = [(fixed(cohort, clients, noise / 2), rounds)]
+        assert epsilon(halved, clients**-1.1, "paper") == pytest.approx(expected, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "rounds", "rdp", "pld"),
+    [
+        (0.01, 1.0, 1000, 2.1014, 1.8282),
+        (0.05, 1.0, 100, 4.0389, 3.5021),
+        (0.1, 2.0, 100, 2.5806, 2.3374),
+        (0.01, 0.7, 500, 4.3759, 3.5969),
+        (1.0, 10.0, 100, 4.7285, 4.3772),
+    ],
+)
+def test_golden_poisson(rate: float, noise: float, rounds: int, rdp: float, pld: float) -> None:
+    """dp-accounting 0.6.0, δ 1e-5; prv-accountant agrees with the last column to 1e-4."""
+    spent = [(poisson(rate, noise), rounds)]
+    assert epsilon(spent, 1e-5, "rdp") == pytest.approx(rdp, abs=1e-4)
+    assert epsilon(spent, 1e-5) == pytest.approx(pld, rel=1e-4)
+
+
+def test_golden_poisson_svhn() -> None:
+    """RDP with today's conversion and PLD, dp-accounting 0.6.0."""
+    rows = [(1.5, 2.08, 1.82), (1.3, 2.62, 2.29), (1.1, 3.55, 3.08), (1.0, 4.29, 3.70)]
+    for noise, rdp, pld in rows:
+        spent = [(poisson(0.05, noise, 2000), 200)]
+        assert epsilon(spent, 2000**-1.1, "rdp") == pytest.approx(rdp, abs=0.006)
+        assert epsilon(spent, 2000**-1.1) == pytest.approx(pld, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("setting", "noise", "pld", "rdp"),
+    [
+        *((SVHN, z, p, r) for z, p, r in zip((1.0, 1.5, 2.0, 3.0), (22.31, 8.05, 4.31, 2.10), (55.25, 12.81, 7.70, 4.48))),
+        *((SHAKESPEARE, z, p, r) for z, p, r in zip((1.0, 1.6, 3.2), (52.10, 19.50, 5.79), (174.2, 38.51, 13.55))),
+        *(((1000, 50, 30), z, p, r) for z, p, r in zip((1.754, 2.693), (2.02, 0.82), (3.52, 1.77))),
+    ],
+)
+def test_golden_fixed_size(
+    setting: tuple[int, int, int], noise: float, pld: float, rdp: float
+) -> None:
+    clients, cohort, rounds = setting
+    spent = [(fixed(cohort, clients, noise), rounds)]
+    assert epsilon(spent, clients**-1.1) == pytest.approx(pld, abs=0.006)
+    assert epsilon(spent, clients**-1.1, "rdp") == pytest.approx(rdp, rel=1e-3)
+
+
+# --- other implementations -------------------------------------------------------------------
+
+RATES, NOISES = (0.005, 0.02, 0.1, 0.3, 0.7, 1.0), (0.7, 1.1, 2.0, 5.0)
+ROUNDS, DELTAS = (1, 20, 200), (1e-6, 1e-5, 1e-3)
+
+
+def library_pld(rate: float, noise: float) -> Any:
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    deviation = rate * math.sqrt(math.expm1(min(1 / noise**2, 4.0)))
+    return from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=min(1e-3, deviation / 25)
+    )
+
+
+def library_rdp(rate: float, noise: float, rounds: int, delta: float) -> float:
+    accountant = dp_accounting.rdp.RdpAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    return accountant.compose(event, rounds).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(("rate", "noise"), list(itertools.product(RATES, NOISES)))
+def test_poisson_agrees_with_other_libraries(rate: float, noise: float) -> None:
+    """24 × 9 = 216 points of (q, z, T, δ), each against PLD, RDP and PRV."""
+    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
+
+    theirs = library_pld(rate, noise)
+    prv = PRVAccountant(
+        prvs=PoissonSubsampledGaussianMechanism(noise_multiplier=noise, sampling_probability=rate),
+        max_self_compositions=max(ROUNDS),
+        eps_error=0.05,
+        delta_error=1e-10,
+    )
+    for rounds in ROUNDS:
+        ours = profile([(poisson(rate, noise), rounds)], DELTAS)
+        composed = theirs.self_compose(rounds)
+        for delta, mine in zip(DELTAS, ours, strict=True):
+            assert mine == pytest.approx(composed.get_epsilon_for_delta(delta), rel=2e-3, abs=2e-4)
+            low, estimate, high = prv.compute_epsilon(delta, rounds)
+            assert low <= mine <= high
+            assert mine == pytest.approx(estimate, rel=2e-3, abs=2e-3)
+            rdp = library_rdp(rate, noise, rounds, delta)
+            assert mine <= rdp * (1 + 1e-9)
+            sound = epsilon([(poisson(rate, noise), rounds)], delta, "rdp")
+            assert mine <= sound and sound == pytest.approx(rdp, rel=0.02, abs=1e-3)
+
+
+@pytest.mark.parametrize(("cohort", "noise"), list(itertools.product((10, 50, 200), (1.0, 2.0, 5.0))))
+def test_both_samplings_agree_with_autodp(cohort: int, noise: float) -> None:
+    """autodp: RDP and the old conversion, noise ÷ sensitivity for both samplings: our 'paper'."""
+    from autodp import rdp_acct, rdp_bank
+
+    def gaussian(order: float) -> float:
+        return rdp_bank.RDP_gaussian({"sigma": noise}, order)
+
+    for rounds, delta in itertools.product((1, 100), (1e-5, 1e-3)):
+        apart = rdp_acct.anaRDPacct(m=100)
+        apart.compose_poisson_subsampled_mechanisms(gaussian, cohort / 1000, coeff=rounds)
+        together = rdp_acct.anaRDPacct(m=100)
+        together.compose_subsampled_mechanism(gaussian, cohort / 1000, coeff=rounds)
+        by_poisson = epsilon([(poisson(cohort / 1000, noise), rounds)], delta, "paper")
+        by_fixed = epsilon([(fixed(cohort, 1000, noise), rounds)], delta, "paper")
+        assert by_poisson <= apart.get_eps(delta) * 1.01
+        assert by_poisson == pytest.approx(apart.get_eps(delta), rel=0.2)
+        assert by_fixed == pytest.approx(together.get_eps(delta), rel=0.05)
+        # The sound reading of the same noise: twice the multiplier, under replace-one.
+        doubled = [(fixed(cohort, 1000, 2 * noise), rounds)]
+        assert epsilon(doubled, delta) <= together.get_eps(delta)
+
+
+def test_factor_two_of_dp_accounting_rdp() -> None:
+    """Rate 1, z 2, δ 1e-5: its RDP reads z ÷ sensitivity (2.166, too small), ours z ÷ 2."""
+    wrong = dp_accounting.rdp.RdpAccountant(None, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    wrong.compose(dp_accounting.GaussianDpEvent(2.0))
+    tight = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    tight.compose(dp_accounting.GaussianDpEvent(2.0))
+    everyone = [(fixed(100, 100, 2.0), 1)]
+    assert wrong.get_epsilon(1e-5) == pytest.approx(2.166, abs=1e-3)
+    assert tight.get_epsilon(1e-5) == pytest.approx(4.3772, abs=1e-4)
+    assert epsilon(everyone, 1e-5) == pytest.approx(tight.get_epsilon(1e-5), rel=1e-5)
+    assert tight.get_epsilon(1e-5) <= epsilon(everyone, 1e-5, "rdp") < 4.8
+
+
+# --- what must hold of any accountant --------------------------------------------------------
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "paper"])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_monotone(accountant: AccountantName, sampling: str) -> None:
+    """More noise, fewer rounds, smaller cohorts and larger δ each cost less."""
+
+    def cost(cohort: int = 50, noise: float = 1.5, rounds: int = 50, delta: float = 1e-5) -> float:
+        one = fixed(cohort, 1000, noise)
+        if sampling == "poisson":
+            one = poisson(cohort / 1000, noise)
+        return epsilon([(one, rounds)], delta, accountant)
+
+    for falling in (
+        [cost(noise=z) for z in (0.5, 0.51, 0.8, 1.5, 1.51, 4.0, 20.0)],
+        [cost(rounds=t) for t in (1000, 999, 50, 2, 1)],
+        [cost(cohort=m) for m in (1000, 900, 500, 50, 49, 1)],
+        [cost(delta=d) for d in (1e-9, 1e-7, 1e-5, 1e-3, 0.1)],
+    ):
+        assert all(a > b for a, b in itertools.pairwise(falling)), falling
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "paper"])
+def test_composition(accountant: AccountantName) -> None:
+    """T₁ + T₂ rounds cost what T do; unlike rounds cost more than either and less than the sum."""
+    for one, other in (
+        (poisson(0.05, 1.0), poisson(0.02, 1.5)),
+        (fixed(50, 1000, 2.0), fixed(20, 1000, 3.0)),
+    ):
+        together = epsilon([(one, 30), (one, 70)], 1e-5, accountant)
+        assert together == epsilon([(one, 100)], 1e-5, accountant)
+        mixed = epsilon([(one, 50), (other, 50)], 1e-5, accountant)
+        apart = [epsilon([(e, 50)], 1e-5, accountant) for e in (one, other)]
+        assert max(apart) < mixed < sum(apart)
+        assert mixed < together
+        close = RoundEvent(
+            sampler=one.sampler, num_clients=1000, noise_multiplier=one.noise_multiplier * (1 + 1e-9)
+        )
+        nearly = epsilon([(one, 30), (close, 70)], 1e-5, accountant)
+        assert nearly == pytest.approx(together, rel=1e-3)
+
+
+def test_edges() -> None:
+    assert epsilon([], 1e-5) == 0.0
+    assert epsilon([(poisson(0.1, 1.0), 0)], 1e-5) == 0.0
+    assert epsilon([(poisson(0.1, 0.0), 1)], 1e-5) == math.inf
+    assert epsilon([(poisson(0.1, 0.0), 0), (poisson(0.1, 1.0), 1)], 1e-5) < 10
+    assert profile([], [1e-5, 1e-3]) == [0.0, 0.0]
+    assert delta_at([], 1.0) == 0.0
+    assert delta_at([(poisson(0.1, 0.0), 1)], 1.0) == 1.0
+
+
+def test_profile_and_delta_are_inverse() -> None:
+    for one in (poisson(0.1, 1.0), fixed(100, 1000, 2.0)):
+        deltas = [1e-8, 1e-6, 1e-4, 1e-2]
+        curve = profile([(one, 20)], deltas)
+        assert curve == sorted(curve, reverse=True)
+        for delta, cost in zip(deltas, curve, strict=True):
+            assert epsilon([(one, 20)], delta) == cost
+            assert delta_at([(one, 20)], cost) == pytest.approx(delta, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: epsilon([(poisson(0.1, 1.0), 1), (fixed(5, 10, 1.0), 1)], 1e-5), "one sampler"),
+        (lambda: epsilon([(poisson(0.1, 1.0), -1)], 1e-5), "use 0 for none"),
+        (lambda: epsilon([], 0.0), "delta must be in"),
+        (lambda: epsilon([], 1.0), "delta must be in"),
+        (lambda: epsilon([], 1e-5, "pdl"), "did you mean 'pld'"),  # pyright: ignore[reportArgumentType]
+        (lambda: rounds_for(0.0, event=poisson(0.1, 1.0), delta=1e-5), "epsilon must be"),
+        (lambda: noise_for(math.inf, PoissonSampling(rate=0.1), 1), "epsilon must be"),
+        (lambda: noise_for(1.0, PoissonSampling(rate=0.1), 0), "rounds must be"),
+        (
+            lambda: epsilon([(poisson(0.1, 2.0), 1), (poisson(0.1, 3.0), 1)], 1e-5, "closed-form"),
+            "use accountant 'pld'",
+        ),
+    ],
+)
+def test_wrong_input_is_named(call: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_extremes_are_finite_and_quick(sampling: str) -> None:
+    """Next to no noise, or a million rounds: coarse, but an answer, and no more noise costs more."""
+    for cohort, rounds in itertools.product((1, 500, 10_000), (1, 100_000)):
+        costs = []
+        for noise in (1e-9, 1e-3, 0.02, 0.3, 50.0, 1e5):
+            one = fixed(cohort, 10_000, noise)
+            if sampling == "poisson":
+                one = poisson(cohort / 10_000, noise)
+            start = time.perf_counter()
+            costs.append(epsilon([(one, rounds)], 1e-6))
+            assert time.perf_counter() - start < 5
+        assert all(math.isfinite(c) and c >= 0 for c in costs)
+        assert all(a >= b for a, b in itertools.pairwise(costs)), costs
+
+
+# --- calibration -----------------------------------------------------------------------------
+
+
+def noise_for(
+    target: float, sampler: Sampler, rounds: int, accountant: AccountantName = "pld", clients: int = 1000
+) -> float:
+    return noise_multiplier_for(
+        target,
+        sampler=sampler,
+        num_clients=clients,
+        rounds=rounds,
+        delta=1e-5,
+        accountant=accountant,
+    )
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    target=st.floats(0.05, 50),
+    cohort=st.integers(1, 1000),
+    rounds=st.integers(1, 5000),
+    poisson_sampling=st.booleans(),
+)
+def test_calibration_meets_the_target_from_below(
+    target: float, cohort: int, rounds: int, poisson_sampling: bool
+) -> None:
+    sampler = PoissonSampling(rate=cohort / 1000) if poisson_sampling else FixedSizeSampling(cohort=cohort)
+    start = time.perf_counter()
+    noise = noise_for(target, sampler, rounds)
+    assert time.perf_counter() - start < 2 * 2  # twice the promise, for a busy machine
+    one = RoundEvent(sampler=sampler, num_clients=1000, noise_multiplier=noise)
+    assert 0.999 * target < epsilon([(one, rounds)], 1e-5) <= target
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "paper"])
+@pytest.mark.parametrize("sampler", [PoissonSampling(rate=0.05), FixedSizeSampling(cohort=50)])
+def test_calibration_by_other_accountants(accountant: AccountantName, sampler: Sampler) -> None:
+    for target in (0.8, 6.0):
+        noise = noise_for(target, sampler, 30, accountant)
+        one = RoundEvent(sampler=sampler, num_clients=1000, noise_multiplier=noise)
+        assert 0.999 * target < epsilon([(one, 30)], 1e-5, accountant) <= target
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("one", [poisson(0.05, 1.5), fixed(50, 1000, 3.0), poisson(1.0, 30.0)])
+def test_rounds_are_the_most_that_fit(accountant: AccountantName, one: RoundEvent) -> None:
+    for target in (0.05, 2.0):
+        most = rounds_for(target, event=one, delta=1e-5, accountant=accountant)
+        assert epsilon([(one, most)], 1e-5, accountant) <= target
+        assert epsilon([(one, most + 1)], 1e-5, accountant) > target
+    assert rounds_for(1e-6, event=one, delta=1e-5, accountant=accountant) == 0
+
+
+def test_rounds_without_noise_are_none() -> None:
+    assert rounds_for(1.0, event=poisson(0.1, 0.0), delta=1e-5) == 0
+
+
+# --- manners ---------------------------------------------------------------------------------
+
+
+def test_import_is_light() -> None:
+    """`import dpfedls.privacy` brings neither torch nor dp_accounting, so the CLI answers at once."""
+    code = "import sys, dpfedls.privacy; print(sorted({'torch', 'dp_accounting', 'flwr'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_warnings_on_stderr(caplog: pytest.LogCaptureFixture) -> None:
+    """dp-accounting warns of series that do not converge at small noise; we count them infinite."""
+    with caplog.at_level(logging.WARNING):
+        assert np.isfinite(epsilon([(poisson(0.5, 0.05), 10)], 1e-5, "rdp"))
+    assert not caplog.records

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from federations import plan
+
+from dpfedls import BudgetExhausted, InputError
+from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.sqlite"
+
+
+def pay(ledger, *rounds, nonce="n{}"):
+    for t in rounds:
+        ledger.spend(plan().round_event, t, nonce.format(t))
+
+
+def test_what_was_spent_survives_the_process(path):
+    with SqliteLedger(path, plan()) as ledger:
+        pay(ledger, 0, 1)
+        spent = ledger.epsilon()
+    with SqliteLedger(path, plan()) as again:
+        assert len(again.entries) == 2
+        assert again.epsilon() == spent == pytest.approx(plan().epsilon(rounds=2), rel=1e-12)
+
+
+def test_a_payment_is_on_disk_before_spend_returns(path):
+    """Another process ends abruptly right after spending: no commit can be outstanding."""
+    code = f"""
+import os, pathlib, sys
+sys.path.insert(0, {str(path.parent)!r})
+import msgspec
+from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.privacy.ledger import SqliteLedger
+plan = msgspec.json.decode(sys.argv[1], type=PrivacyPlan)
+SqliteLedger(pathlib.Path({str(path)!r}), plan).spend(plan.round_event, 0, "x")
+os._exit(9)
+"""
+    import msgspec
+
+    done = subprocess.run([sys.executable, "-c", code, msgspec.json.encode(plan()).decode()])
+    assert done.returncode == 9
+    with SqliteLedger(path, plan()) as ledger:
+        assert [entry.nonce for entry in ledger.entries] == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_the_same_noise_is_paid_once_and_fresh_noise_again(kind, path):
+    ledger = MemoryLedger(plan()) if kind == "memory" else SqliteLedger(path, plan())
+    pay(ledger, 0, 0)
+    assert len(ledger.entries) == 1
+    pay(ledger, 0, nonce="other")
+    assert len(ledger.entries) == 2
+
+
+def test_budget_in_epsilon_stops_before_it_is_exceeded(path):
+    two = plan().epsilon(rounds=2)
+    for budget, affordable in ((two, 2), (two * 0.999, 1), (1e-9, 0)):
+        ledger = MemoryLedger(plan(), budget)
+        pay(ledger, *range(affordable))
+        with pytest.raises(BudgetExhausted):
+            pay(ledger, affordable)
+        assert len(ledger.entries) == affordable
+        assert ledger.epsilon() <= budget
+
+
+def test_a_refused_payment_leaves_no_trace(path):
+    with SqliteLedger(path, plan(rounds=1)) as ledger:
+        ledger.spend(plan().round_event, 0, "a")
+        head = ledger.head
+        with pytest.raises(BudgetExhausted):
+            ledger.spend(plan().round_event, 1, "b")
+        with pytest.raises(InputError, match="the ledger was opened for"):
+            ledger.spend(plan(noise_multiplier=0.5).round_event, 1, "c")
+        assert ledger.head == head
+    assert len(read_ledger(path)[1]) == 1
+
+
+def test_a_second_process_is_refused(path):
+    with SqliteLedger(path, plan()):
+        with pytest.raises(InputError, match="in use by another process"):
+            SqliteLedger(path, plan())
+    SqliteLedger(path, plan()).close()
+
+
+def test_a_promise_is_not_edited(path):
+    SqliteLedger(path, plan(), 3.0).close()
+    for other, budget in ((plan(rounds=9), 3.0), (plan(), 30.0), (plan(), None)):
+        with pytest.raises(InputError, match="opened for another plan or budget"):
+            SqliteLedger(path, other, budget)
+
+
+def test_rows_cannot_be_changed_or_removed(path):
+    with SqliteLedger(path, plan()) as ledger:
+        pay(ledger, 0)
+        for statement in ("DELETE FROM entries", "UPDATE entries SET payload = x'00'"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                ledger._connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "UPDATE entries SET payload = replace(payload, 'n1', 'n7') WHERE seq = 3",
+        "DELETE FROM entries WHERE seq = 2",
+        "DELETE FROM entries WHERE seq = 1",
+    ],
+)
+def test_tampering_behind_the_triggers_breaks_the_chain(path, tampering):
+    with SqliteLedger(path, plan()) as ledger:
+        pay(ledger, 0, 1, 2)
+    connection = sqlite3.connect(path)
+    connection.executescript("DROP TRIGGER no_update; DROP TRIGGER no_delete;")
+    connection.execute(tampering)
+    connection.commit()
+    connection.close()
+    assert "breaks the hash chain" in read_ledger(path)[2][0]
+    with pytest.raises(InputError, match="breaks the hash chain"):
+        SqliteLedger(path, plan())
+
+
+def test_a_file_that_is_no_ledger_is_said_to_be_none(path):
+    path.write_bytes(b"not a database at all, but long enough to look at" * 99)
+    assert "cannot be read as a ledger" in read_ledger(path)[2][0]
+    with pytest.raises(InputError):
+        SqliteLedger(path, plan())
+    empty = path.with_name("empty.sqlite")
+    connection = sqlite3.connect(empty)
+    connection.execute("CREATE TABLE entries (seq, payload, digest)")
+    connection.commit()
+    connection.close()
+    assert "no opening entry" in read_ledger(empty)[2][0]
+
+
+def test_without_noise_epsilon_is_infinite_and_the_rounds_are_the_plans():
+    ledger = MemoryLedger(plan(noise_multiplier=0), budget=1.0)
+    ledger.spend(plan(noise_multiplier=0).round_event, 0, "a")
+    assert ledger.epsilon() == float("inf")

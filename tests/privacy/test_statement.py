@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from federations import plan
+
+from dpfedls import FixedSizeSampling
+from dpfedls.privacy.curve import epsilon_by_round
+from dpfedls.privacy.statement import statement, text
+
+
+@pytest.mark.parametrize("sampler", [{}, {"sampler": FixedSizeSampling(cohort=5)}])
+def test_the_statement_says_what_the_plan_costs(sampler):
+    promised = plan(rounds=10, noise_multiplier=6.0, **sampler)
+    facts = statement(promised, mode="simulation", ledger_head="abc")
+    assert facts["epsilon"] == pytest.approx(promised.epsilon(), rel=1e-9)
+    assert facts["relation"] == promised.relation
+    assert facts["mechanism"]["sensitivity"] == promised.sensitivity
+    costs = [point["epsilon"] for point in facts["curve"]]
+    assert costs == sorted(costs)
+    assert facts["epsilon_by_accountant"]["rdp"] >= facts["epsilon"]
+    pair, four = facts["group_privacy"]
+    assert pair["epsilon"] > 2 * facts["epsilon"]
+    assert four["epsilon"] is None or four["epsilon"] > pair["epsilon"]
+
+
+def test_mu_covers_the_curve():
+    """The Gaussian of that mu loses at least as much at every point of the curve."""
+    from dpfedls.privacy.accountants import gaussian_mu
+
+    facts = statement(plan(rounds=10), mode="simulation")
+    for point in facts["curve"]:
+        if point["epsilon"] > 0:
+            assert gaussian_mu(point["epsilon"], point["delta"]) <= facts["mu"] * (1 + 1e-9)
+
+
+def test_one_page_of_text_says_what_matters():
+    page = text(statement(plan(), mode="simulation", rounds_paid=3))
+    for phrase in ("protect nobody here", "after 3 of 4 rounds", "add or remove one", "Not covered"):
+        assert phrase in page
+    assert len(page.splitlines()) < 60
+    assert "operating system's entropy" in text(statement(plan(), mode="deployed"))
+    open_ = text(statement(plan(noise_multiplier=0), mode="simulation"))
+    assert "NOT private" in open_
+    assert "ε = ∞" in open_
+
+
+def test_epsilon_by_round_is_exact_or_rounded_up():
+    short, long = plan(rounds=12), plan(rounds=200, noise_multiplier=3.0)
+    assert epsilon_by_round(short)[0] == 0
+    assert len(epsilon_by_round(short)) == 13
+    for t in (1, 5, 12):
+        assert epsilon_by_round(short)[t] == pytest.approx(short.epsilon(rounds=t), rel=1e-9)
+    curve = epsilon_by_round(long)
+    assert len(curve) == 201
+    assert curve[200] == pytest.approx(long.epsilon(), rel=1e-9)
+    for t in (3, 77, 150):
+        exact = long.epsilon(rounds=t)
+        assert exact * (1 - 1e-9) <= curve[t] < exact * 1.15
+    assert epsilon_by_round(plan(noise_multiplier=0))[1] == math.inf

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from federations import SIZES, local, model_and_data
+
+from dpfedls import InputError, LocalSGD
+from dpfedls.clients import ClientData
+from dpfedls.local_update import (
+    LoopedUpdate,
+    VmappedUpdate,
+    cross_entropy,
+    project,
+    schedule,
+)
+from dpfedls.parameters import Layout
+
+CLIENTS = np.arange(len(SIZES))
+
+
+def both(model, data, settings, clip_norm=0.5):
+    layout = Layout.of(model)
+    arguments = (model, cross_entropy, layout, data, settings, clip_norm)
+    return VmappedUpdate(*arguments), LoopedUpdate(*arguments), layout.read(model)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "embedding"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        local(),
+        local(projection="final", weight_decay=0.1, decay=0.5),
+        LocalSGD(steps=5, batch_size=3, learning_rate=0.3, weight_decay=0.01),
+    ],
+    ids=["epochs", "final", "steps"],
+)
+def test_vmapped_equals_its_slow_twin(kind, settings):
+    vmapped, looped, params = both(*model_and_data(kind), settings)
+    fast, slow = (update(params, CLIENTS, 3, key=11) for update in (vmapped, looped))
+    scale = slow.norm()
+    assert scale > 0.05  # something was learned, so that equality means something
+    assert float((fast - slow).norm() / scale) < 1e-5
+    assert torch.equal(fast[SIZES.index(0)], torch.zeros_like(params))
+
+
+def test_looped_update_is_plain_torch_sgd():
+    """One client, one batch of everything, by torch.optim.SGD: the twin itself is right."""
+    model, data = model_and_data("mlp")
+    settings = LocalSGD(steps=3, batch_size=12, learning_rate=0.2, decay=0.9, weight_decay=0.05, projection="final")
+    _, looped, params = both(model, data, settings)
+    update = looped(params, np.array([3]), 2, key=5)[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2 * 0.9**2, weight_decay=0.05)
+    features, targets = data.client(3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(features), targets).backward()
+        optimizer.step()
+    torch.testing.assert_close(params + update, Layout.of(model).read(model), rtol=1e-5, atol=1e-6)
+
+
+def test_step_projection_keeps_every_step_inside_the_ball_and_differs_from_final():
+    model, data = model_and_data("linear")
+    step, _, params = both(model, data, local(epochs=20, learning_rate=2.0), clip_norm=0.1)
+    final, _, _ = both(model, data, local(epochs=20, learning_rate=2.0, projection="final"), clip_norm=0.1)
+    projected, free = step(params, CLIENTS, 0, key=1), final(params, CLIENTS, 0, key=1)
+    assert (projected.norm(dim=1) <= 0.1 * (1 + 1e-5)).all()
+    assert float(free.norm(dim=1).max()) > 0.1
+    clipped = free * (0.1 / free.norm(dim=1, keepdim=True)).clamp(max=1)
+    assert float((clipped - projected).norm()) > 1e-3
+
+
+def test_a_clients_batches_do_not_depend_on_who_else_is_in_the_block():
+    _, data = model_and_data("linear")
+    everyone = schedule(local(), data, CLIENTS, key=9)
+    for j in CLIENTS:
+        alone = schedule(local(), data, np.array([j]), key=9)[0]
+        assert np.array_equal(alone, everyone[j, : len(alone)])
+        assert (everyone[j, len(alone) :] == -1).all()
+
+
+def test_every_epoch_sees_every_sample_once_in_a_new_order():
+    _, data = model_and_data("linear")
+    rows = schedule(local(epochs=3, batch_size=5), data, np.array([3]), key=4)[0].reshape(3, -1)
+    own = np.arange(data.starts[3], data.starts[3] + 12)
+    passes = [epoch[epoch >= 0] for epoch in rows]
+    assert all(np.array_equal(np.sort(epoch), own) for epoch in passes)
+    assert not np.array_equal(passes[0], passes[1])
+
+
+def test_steps_are_exactly_so_many_for_every_client_with_data():
+    _, data = model_and_data("linear")
+    rows = schedule(LocalSGD(steps=5, batch_size=4), data, CLIENTS, key=0)
+    busy = (rows >= 0).any(axis=2).sum(axis=1)
+    assert busy.tolist() == [5 if size else 0 for size in SIZES]
+
+
+def test_padding_never_carries_another_persons_data():
+    """Client 0 is poison; the others, some of them padded, must not notice."""
+    model, data = model_and_data("linear")
+    vmapped, _, params = both(model, data, local())
+    clean = vmapped(params, CLIENTS, 0, key=2)
+    features = data.features.clone()
+    features[: SIZES[0]] = math.nan
+    poisoned = ClientData(features, data.targets, data.starts, data.sizes)
+    vmapped, _, _ = both(model, poisoned, local())
+    dirty = vmapped(params, CLIENTS, 0, key=2)
+    assert dirty[0].isnan().any()
+    assert torch.equal(dirty[1:], clean[1:])
+
+
+def test_projection_moves_only_what_is_outside():
+    weights = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    project(weights, torch.zeros(2), 1.0)
+    expected = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
+    torch.testing.assert_close(weights, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 3}, "give exactly one of them"),
+        ({"epochs": None}, "give exactly one of them"),
+        ({"epochs": 0}, r"local\.epochs must be > 0"),
+        ({"batch_size": 0}, r"local\.batch_size must be > 0"),
+        ({"learning_rate": -1.0}, r"local\.learning_rate must be > 0"),
+        ({"decay": 1.5}, r"local\.decay must be in"),
+        ({"weight_decay": -0.1}, r"local\.weight_decay must be a finite number >= 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        local(**changes)
