@@ -48,9 +48,7 @@ def test_smoothing_equals_a_dense_solve(dim, strength):
     torch.testing.assert_close(smooth(x.float(), strength), expected.float(), rtol=2e-6, atol=2e-6)
 
 
-@given(
-    dim=st.integers(1, 400), strength=st.floats(0, 1e4), seed=st.integers(0, 10**6)
-)
+@given(dim=st.integers(1, 400), strength=st.floats(0, 1e4), seed=st.integers(0, 10**6))
 def test_smoothing_keeps_the_sum_and_never_adds_to_the_norm(dim, strength, seed):
     x = torch.randn(dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     y = smooth(x, strength)
@@ -101,7 +99,10 @@ def test_kernels_lie_along_the_ring_in_the_order_asked_for(order, scope):
     conv = LAYOUT.split(r.value)["conv"]
     sizes = dict(zip("BCHW", conv.shape, strict=True))
     ranges = [range(sizes[axis]) for axis in order]
-    where = [tuple(dict(zip(order, i, strict=True))[a] for a in "BCHW") for i in itertools.product(*ranges)]
+    where = [
+        tuple(dict(zip(order, i, strict=True))[a] for a in "BCHW")
+        for i in itertools.product(*ranges)
+    ]
     walk = torch.stack([conv[index] for index in where])
     rest = r.value[conv.numel() :]
     if scope == "model":
@@ -132,14 +133,19 @@ def test_soft_threshold_by_its_formula():
     torch.testing.assert_close(SoftThreshold()(Release(x, 0.5, Layout(("w",), ((3,),)))), expected)
 
 
-@pytest.mark.parametrize("denoiser", [LaplacianSmoothing(strength=9.0), JamesStein(), SoftThreshold()])
+@pytest.mark.parametrize(
+    "denoiser", [LaplacianSmoothing(strength=9.0), JamesStein(), SoftThreshold()]
+)
 def test_a_tensor_of_one_number_is_left_alone(denoiser):
     assert denoiser(release())[-1] == release().value[-1]
 
 
 @pytest.mark.parametrize("strength", [-0.1, math.nan, math.inf])
 def test_a_strength_that_is_not_one_is_refused(strength):
-    for make in (lambda: LaplacianSmoothing(strength=strength), lambda: smooth(torch.ones(2), strength)):
+    for make in (
+        lambda: LaplacianSmoothing(strength=strength),
+        lambda: smooth(torch.ones(2), strength),
+    ):
         with pytest.raises(InputError, match="strength must be a finite number >= 0"):
             make()
 
@@ -154,7 +160,7 @@ def test_effective_dimension_is_the_trace(dim, power):
 
 
 def test_noise_variance_falls_by_the_effective_dimension():
-    """Claim of Proposition 1. False alarm below 1e-6: the statistic's relative deviation is 0.14 %."""
+    """Proposition 1. False alarm below 1e-6: the statistic's relative deviation is 0.14 %."""
     dim, strength = 1000, 1.0
     noise = torch.randn(1000, dim, generator=torch.Generator().manual_seed(3))
     left = sum(float(smooth(row, strength).double().square().sum()) for row in noise) / 1000

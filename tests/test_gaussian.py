@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from federations import plan
 from scipy import stats
 
 from dpfedls import FixedSizeSampling
 from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout
 from dpfedls.randomness import SeededStreams, SystemStreams
+from federations import plan
 
 DIM = 20_000
 LAYOUT = Layout(("w",), ((DIM,),))
@@ -17,7 +17,7 @@ STREAMS = {"seeded": SeededStreams(5), "system": SystemStreams()}
 
 
 def fits(noise: np.ndarray, stddev: float) -> bool:
-    """Kolmogorov–Smirnov: false alarm 1e-6; rejects ×2/3 and ×3/2 with certainty at 20,000 draws."""
+    """Kolmogorov–Smirnov, false alarm 1e-6; 20,000 draws tell ×2/3 and ×3/2 apart for certain."""
     return stats.kstest(noise, stats.norm(scale=stddev).cdf).pvalue > 1e-6
 
 
@@ -47,7 +47,7 @@ def test_noise_is_fresh_in_every_round(kind):
 def test_system_noise_ignores_every_seed():
     def draw() -> torch.Tensor:
         torch.manual_seed(0)
-        np.random.seed(0)  # noqa: NPY002
+        np.random.seed(0)
         return SystemStreams().noise(0)(100, torch.device("cpu"))
 
     assert not torch.equal(draw(), draw())

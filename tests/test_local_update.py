@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from federations import SIZES, local, model_and_data
 
 from dpfedls import InputError, LocalSGD
 from dpfedls.clients import ClientData
@@ -17,6 +16,7 @@ from dpfedls.local_update import (
     schedule,
 )
 from dpfedls.parameters import Layout
+from federations import SIZES, local, model_and_data
 
 CLIENTS = np.arange(len(SIZES))
 
@@ -49,7 +49,9 @@ def test_vmapped_equals_its_slow_twin(kind, settings):
 def test_looped_update_is_plain_torch_sgd():
     """One client, one batch of everything, by torch.optim.SGD: the twin itself is right."""
     model, data = model_and_data("mlp")
-    settings = LocalSGD(steps=3, batch_size=12, learning_rate=0.2, decay=0.9, weight_decay=0.05, projection="final")
+    settings = LocalSGD(
+        steps=3, batch_size=12, learning_rate=0.2, decay=0.9, weight_decay=0.05, projection="final"
+    )
     _, looped, params = both(model, data, settings)
     update = looped(params, np.array([3]), 2, key=5)[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2 * 0.9**2, weight_decay=0.05)
@@ -64,7 +66,9 @@ def test_looped_update_is_plain_torch_sgd():
 def test_step_projection_keeps_every_step_inside_the_ball_and_differs_from_final():
     model, data = model_and_data("linear")
     step, _, params = both(model, data, local(epochs=20, learning_rate=2.0), clip_norm=0.1)
-    final, _, _ = both(model, data, local(epochs=20, learning_rate=2.0, projection="final"), clip_norm=0.1)
+    final, _, _ = both(
+        model, data, local(epochs=20, learning_rate=2.0, projection="final"), clip_norm=0.1
+    )
     projected, free = step(params, CLIENTS, 0, key=1), final(params, CLIENTS, 0, key=1)
     assert (projected.norm(dim=1) <= 0.1 * (1 + 1e-5)).all()
     assert float(free.norm(dim=1).max()) > 0.1

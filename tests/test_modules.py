@@ -40,7 +40,9 @@ def test_what_must_not_be_trained_is_refused_by_name(model, message):
 
 
 def test_batch_norm_becomes_group_norm_everywhere_in_a_copy():
-    model = nn.Sequential(nn.Conv2d(3, 48, 3), nn.Sequential(nn.BatchNorm2d(48)), nn.BatchNorm2d(48))
+    model = nn.Sequential(
+        nn.Conv2d(3, 48, 3), nn.Sequential(nn.BatchNorm2d(48)), nn.BatchNorm2d(48)
+    )
     nn.init.constant_(model[2].weight, 2.0)
     changed = replace_batch_norm(model)
     check_model(changed)

@@ -9,9 +9,7 @@ from scipy import stats
 from dpfedls import FixedSizeSampling, InputError, PoissonSampling
 
 
-@given(
-    rate=st.floats(1e-4, 1.0), num_clients=st.integers(1, 5000), seed=st.integers(0, 2**32 - 1)
-)
+@given(rate=st.floats(1e-4, 1.0), num_clients=st.integers(1, 5000), seed=st.integers(0, 2**32 - 1))
 def test_poisson_cohort_is_sorted_distinct_and_in_range(rate, num_clients, seed):
     cohort = PoissonSampling(rate=rate).sample(num_clients, np.random.default_rng(seed))
     assert (np.diff(cohort) > 0).all()
@@ -19,7 +17,7 @@ def test_poisson_cohort_is_sorted_distinct_and_in_range(rate, num_clients, seed)
 
 
 def test_poisson_takes_each_client_independently_with_the_rate():
-    """False alarms: 1e-4 by the binomial test for each of 40 clients (Bonferroni), 1e-4 for the size."""
+    """False alarms: 1e-4 by binomial tests of 40 clients together, 1e-4 for the size."""
     sampler, rng, draws = PoissonSampling(rate=0.3), np.random.default_rng(1), 4000
     taken = np.zeros((draws, 40), dtype=bool)
     for row in taken:

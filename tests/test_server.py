@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federations import plan
 
 from dpfedls import BudgetExhausted, Identity, InputError, LaplacianSmoothing, smooth
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.server import Server, newest_weight
+from federations import plan
 
 LAYOUT = Layout(("w",), ((6,),))
 NOISE = SeededStreams(0).noise

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from federations import linear_clients, local, model_and_data, plan, start_model
 from torch import nn
 
 import dpfedls
@@ -16,6 +15,7 @@ from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.server import Server
 from dpfedls.simulation import federate
+from federations import linear_clients, local, model_and_data, plan, start_model
 
 
 def train(**changes):
@@ -126,8 +126,9 @@ def test_averages_divide_by_the_public_cohort_whoever_took_part():
 
 
 def test_without_noise_it_is_federated_averaging_and_says_it_is_not_private(caplog):
-    clients, promised = linear_clients(), plan(
-        noise_multiplier=0, clip_norm=math.inf, rounds=3, sampler=PoissonSampling(rate=1.0)
+    clients, promised = (
+        linear_clients(),
+        plan(noise_multiplier=0, clip_norm=math.inf, rounds=3, sampler=PoissonSampling(rate=1.0)),
     )
     with caplog.at_level(logging.WARNING):
         result = train(plan=promised, local=local(epochs=1, batch_size=6, projection="final"))
@@ -245,11 +246,11 @@ def test_bad_samples_are_refused_with_their_place():
         ((clients[2][0].double(), clients[2][1]), r"clients\[2\] has features of torch.float64"),
         ((clients[2][0], clients[2][1].float()), "one integer label a sample"),
     ):
-        data = clients[:2] + [poison] + clients[3:]
+        data = [*clients[:2], poison, *clients[3:]]
         with pytest.raises((InputError, TypeError), match=message):
             train(clients=data)
     whole = [(x.long(), y) for x, y in clients]
-    with pytest.raises(InputError, match="needs floats; convert them with x.float"):
+    with pytest.raises(InputError, match=r"needs floats; convert them with x\.float"):
         train(clients=whole)
 
 

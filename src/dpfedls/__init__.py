@@ -25,6 +25,25 @@ if TYPE_CHECKING:
     from dpfedls.simulation import train as train
 
 __version__ = "0.1.0"
+__all__ = [
+    "BudgetExhausted",
+    "ClientData",
+    "FixedSizeSampling",
+    "Identity",
+    "InputError",
+    "JamesStein",
+    "LaplacianSmoothing",
+    "LocalSGD",
+    "PoissonSampling",
+    "PrivacyPlan",
+    "Release",
+    "Result",
+    "SoftThreshold",
+    "effective_dimension",
+    "replace_batch_norm",
+    "smooth",
+    "train",
+]
 
 # Loaded when first asked for (PEP 562), so that `import dpfedls` is instant and loads no torch.
 _HOMES = {
@@ -46,7 +65,6 @@ _HOMES = {
     "smooth": "denoising",
     "train": "simulation",
 }
-__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,20 +22,21 @@ from dpfedls.parameters import Vector
 Order: TypeAlias = Literal["BCHW", "BCWH", "BHWC", "BWHC"]
 
 
+@runtime_checkable
 class Denoiser(Protocol):
     """Anything that makes an update direction of a release."""
 
     def __call__(self, release: Release) -> Vector: ...
 
 
-class Identity(Component, tag="identity"):
+class Identity(Component, frozen=True, tag="identity"):
     """The release as it is: DP-Fed, that is DP-FedAvg."""
 
     def __call__(self, release: Release) -> Vector:
         return release.value
 
 
-class LaplacianSmoothing(Component, tag="laplacian"):
+class LaplacianSmoothing(Component, frozen=True, tag="laplacian"):
     """Solve (I + strength · L) y = x on a ring, by FFT (Algorithm 1, Eq. (*)).
 
     ``scope`` is the ring: each tensor by itself, as in the experiments of the paper, or the whole
@@ -67,7 +68,7 @@ class LaplacianSmoothing(Component, tag="laplacian"):
         )
 
 
-class JamesStein(Component, tag="james-stein"):
+class JamesStein(Component, frozen=True, tag="james-stein"):
     """Shrink each tensor by 1 − (d − 2) ν² ÷ ‖x‖², not truncated at zero, as the paper ran it."""
 
     def __call__(self, release: Release) -> Vector:
@@ -82,7 +83,7 @@ class JamesStein(Component, tag="james-stein"):
         return _each_tensor(release, shrink)
 
 
-class SoftThreshold(Component, tag="soft-threshold"):
+class SoftThreshold(Component, frozen=True, tag="soft-threshold"):
     """Move every coordinate towards zero by ν √(2 ln d), d the size of its tensor."""
 
     def __call__(self, release: Release) -> Vector:
@@ -119,7 +120,7 @@ def effective_dimension(dim: int, strength: float, power: int = 1) -> float:
 
 
 def _eigenvalues(k: Tensor, dim: int, strength: float) -> Tensor:
-    # Of I + strength · L on a ring: 1 + 2s(1 − cos(2πk/d)), written so that small k keeps its digits.
+    # Of I + strength · L on a ring: 1 + 2s(1 − cos(2πk/d)), written so that small k is exact.
     return 1 + 4 * strength * torch.sin(math.pi * k / dim).square()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Float[Tensor, "samples"]:
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
-class LocalSGD(Component, tag=False):
+class LocalSGD(Component, frozen=True, tag=False):
     """Mini-batch SGD on one client's samples (ClientUpdate of Algorithm 1).
 
     Either ``epochs`` passes, shuffled each time, the last short batch used, or exactly ``steps``
@@ -77,12 +77,12 @@ def schedule(
     """
     sizes, width = data.sizes[clients], local.batch_size
     batches = -(-sizes // width)  # a pass, the last short batch included
-    steps = local.steps if local.steps is not None else int(batches.max(initial=0)) * local.epochs
+    steps = local.steps or int(batches.max(initial=0)) * (local.epochs or 0)
     rows = np.full((len(clients), steps, width), -1, dtype=np.int64)
-    for size in np.unique(sizes[sizes > 0]):  # clients of one size are shuffled together
+    for size in np.unique(sizes[sizes > 0]).tolist():  # clients of one size are shuffled together
         group = np.flatnonzero(sizes == size)
         per_pass = -(-size // width)
-        passes = local.epochs if local.epochs is not None else -(-steps // per_pass)
+        passes = local.epochs or -(-steps // per_pass)
         order = np.full((len(group), passes, per_pass * width), -1, dtype=np.int64)
         order[..., :size] = shuffled(key, clients[group], size, passes)
         order[..., :size] += data.starts[clients[group], None, None]
@@ -91,6 +91,7 @@ def schedule(
     return rows
 
 
+@runtime_checkable
 class LocalUpdate(Protocol):
     """Train each client of a block from ``params``; one row of updates a client."""
 
@@ -146,7 +147,9 @@ class LoopedUpdate(_Update):
     def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
         rate = self.local.rate(round_)
         updates = torch.zeros(len(clients), self.layout.dim, device=params.device)
-        for update, rows in zip(updates, schedule(self.local, self.data, clients, key), strict=True):
+        for update, rows in zip(
+            updates, schedule(self.local, self.data, clients, key), strict=True
+        ):
             weights = params.clone()
             for batch in rows:
                 batch = torch.from_numpy(batch[batch >= 0]).to(params.device)

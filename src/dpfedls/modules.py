@@ -37,8 +37,8 @@ def check_model(model: nn.Module) -> None:
     buffers = [name for name, _ in model.named_buffers()]
     if buffers:
         raise InputError(
-            f"buffer {buffers[0]!r} is neither trained nor noised, so it must not change on private "
-            "data; make it a plain attribute or a Parameter with requires_grad=False"
+            f"buffer {buffers[0]!r} is neither trained nor noised, so it must not change on "
+            "private data; make it a plain attribute or a Parameter with requires_grad=False"
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("the model has no parameter that requires a gradient; nothing to train")
@@ -85,7 +85,7 @@ def check_samples(
 
 
 def replace_batch_norm(model: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of the model with GroupNorm (at most ``groups`` groups) in place of every BatchNorm."""
+    """A copy of the model with GroupNorm, at most ``groups`` groups, in place of BatchNorm."""
     model = copy.deepcopy(model)
     if isinstance(model, nn.modules.batchnorm._BatchNorm):
         return _group_norm(model, groups)

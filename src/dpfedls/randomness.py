@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ Noise: TypeAlias = Callable[[int, torch.device], Float[Tensor, "dim"]]
 _PURPOSES = ("sampling", "shuffling", "noise", "model", "split", "partition")
 
 
+@runtime_checkable
 class RandomStreams(Protocol):
     """Where a run's randomness comes from."""
 
@@ -55,7 +56,9 @@ class SeededStreams:
     def generator(self, purpose: str, round_: int = 0) -> np.random.Generator:
         """A NumPy generator for a purpose in a round."""
         key = (_PURPOSES.index(purpose), round_)
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=key)))
+        return np.random.Generator(
+            np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=key))
+        )
 
     def torch_generator(
         self, purpose: str, round_: int = 0, device: torch.device | str = "cpu"
@@ -96,7 +99,7 @@ class SystemStreams:
 
     def _generator(self) -> np.random.Generator:
         # The key carries 128 bits of entropy; the counter starts at zero under a fresh key.
-        return np.random.Generator(self._aes(key=secrets.randbits(128)))
+        return np.random.Generator(self._aes(key=secrets.randbits(128)))  # pyright: ignore[reportArgumentType]
 
     def sampling(self, round_: int) -> np.random.Generator:
         return self._generator()

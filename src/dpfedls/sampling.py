@@ -18,7 +18,7 @@ Indices: TypeAlias = NDArray[np.int64]
 Relation: TypeAlias = Literal["add-or-remove-one", "replace-one"]
 
 
-class PoissonSampling(Component, tag="poisson"):
+class PoissonSampling(Component, frozen=True, tag="poisson"):
     """Every client takes part with probability ``rate``, independently of all others.
 
     Guarantees: the number of participants is random and may be zero; neighbours differ by one
@@ -65,7 +65,7 @@ class PoissonSampling(Component, tag="poisson"):
         return cohort[cohort < num_clients]
 
 
-class FixedSizeSampling(Component, tag="fixed"):
+class FixedSizeSampling(Component, frozen=True, tag="fixed"):
     """``cohort`` distinct clients, every subset of that size equally likely.
 
     Guarantees: the number of participants is always ``cohort``; neighbours differ by one client

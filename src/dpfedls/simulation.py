@@ -1,8 +1,8 @@
 """Algorithm 1 on one machine: begin reading here.
 
-     sample ─▶ train ─▶ clip ─▶ sum ─┃─▶ add noise ─▶ Release ─▶ denoise ─▶ step
-     └──────── sensitive ───────────┘┃└──────────── public from here on ────────┘
-                              privacy boundary
+sample ─▶ train ─▶ clip ─▶ sum ─┃─▶ add noise ─▶ Release ─▶ denoise ─▶ step
+└──────── sensitive ───────────┘┃└──────────── public from here on ────────┘
+                         privacy boundary
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dpfedls.errors import InputError, require_positive
 from dpfedls.evaluation import evaluate
 from dpfedls.local_update import LocalSGD, LocalUpdate, Loss, VmappedUpdate, cross_entropy
 from dpfedls.modules import check_model, check_samples
-from dpfedls.parameters import Layout, Vector
-from dpfedls.privacy.ledger import Ledger, MemoryLedger
+from dpfedls.parameters import Layout
+from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import RandomStreams, SeededStreams
 from dpfedls.sampling import Indices

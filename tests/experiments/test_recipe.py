@@ -46,7 +46,8 @@ def test_every_recipe_decodes_runs_two_toy_rounds_and_survives_its_own_toml(name
 
 def test_settings_lie_over_the_recipe():
     recipe = recipes.read(
-        "synthetic", ["plan.rounds=7", "denoiser={kind='identity'}", "task=digits-logistic", "seed=4"]
+        "synthetic",
+        ["plan.rounds=7", "denoiser={kind='identity'}", "task=digits-logistic", "seed=4"],
     )
     assert (recipe.plan.rounds, recipe.task, recipe.seed) == (7, "digits-logistic", 4)
     assert recipe.denoiser == dpfedls.Identity()

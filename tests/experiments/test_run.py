@@ -37,7 +37,15 @@ def weights(folder):
 
 
 def test_the_folder_holds_what_is_promised(finished):
-    for name in ("recipe.toml", "rounds.jsonl", "privacy.json", "ledger.sqlite", "model.safetensors", "report.html", str(FILE)):
+    for name in (
+        "recipe.toml",
+        "rounds.jsonl",
+        "privacy.json",
+        "ledger.sqlite",
+        "model.safetensors",
+        "report.html",
+        str(FILE),
+    ):
         assert (finished / name).is_file(), name
     facts = json.loads((finished / "privacy.json").read_text())
     assert facts["mode"] == "simulation"
@@ -89,7 +97,9 @@ def test_an_old_checkpoint_never_lowers_what_was_spent(finished, tmp_path):
 def test_deployed_noise_pays_again_for_what_a_crash_lost(tmp_path, caplog):
     """Back to an old checkpoint: fresh noise is a new release, so the budget ends the run early."""
     folder, states = tmp_path / "deployed", []
-    runs.start(small("mode=deployed"), folder, lambda log: states.append((folder / FILE).read_bytes()))
+    runs.start(
+        small("mode=deployed"), folder, lambda log: states.append((folder / FILE).read_bytes())
+    )
     (folder / FILE).write_bytes(states[3])
     outcome = runs.resume(folder)
     assert outcome.exhausted is not None
@@ -114,7 +124,9 @@ def test_killed_with_9_at_any_moment_and_resumed_is_the_same_run(finished, tmp_p
     whole = tmp_path / "whole"
     runs.start(recipes.read(str(toml)), whole)
     command = [sys.executable, "-m", "dpfedls"]
-    process = subprocess.Popen([*command, "run", str(toml), "--out", str(folder)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "run", str(toml), "--out", str(folder)], stderr=subprocess.DEVNULL
+    )
     for wanted in (3, 15, 30):
         deadline = time.monotonic() + 60
         while len(runs.read_rounds(folder)) < wanted and time.monotonic() < deadline:
@@ -123,7 +135,9 @@ def test_killed_with_9_at_any_moment_and_resumed_is_the_same_run(finished, tmp_p
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        process = subprocess.Popen([*command, "resume", str(folder)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*command, "resume", str(folder)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
     assert process.wait(timeout=120) == 0
     assert np.array_equal(weights(folder)["weight"], weights(whole)["weight"])
     found = verify(folder)
@@ -161,7 +175,14 @@ def test_wrong_input_leaves_no_folder_behind(setting, tmp_path):
 def test_runs_are_compared_on_one_page(finished, tmp_path):
     other = tmp_path / "unsmoothed"
     runs.start(small("denoiser.strength=0", "evaluate_every=4"), other)
-    assert [log.accuracy is None for log in runs.read_rounds(other)] == [True, True, True, False, True, False]
+    assert [log.accuracy is None for log in runs.read_rounds(other)] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
     compare([finished, other], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert page.count("<polyline") == 4

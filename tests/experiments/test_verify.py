@@ -55,7 +55,10 @@ def rewrite(path, change):
     ("change", "problem"),
     [
         (lambda f: rewrite(f / "privacy.json", lambda v: v.update(epsilon=0.1)), "claims ε = 0.1"),
-        (lambda f: rewrite(f / "privacy.json", lambda v: v.update(ledger_head="0")), "not made from this ledger"),
+        (
+            lambda f: rewrite(f / "privacy.json", lambda v: v.update(ledger_head="0")),
+            "not made from this ledger",
+        ),
         (lambda f: (f / "privacy.json").unlink(), "no readable privacy.json"),
         (lambda f: (f / "ledger.sqlite").unlink(), "ledger.sqlite is missing"),
         (lambda f: (f / FILE).unlink(), "is missing although rounds were paid"),
@@ -63,7 +66,9 @@ def rewrite(path, change):
         (lambda f: (f / "rounds.jsonl").write_text("{"), "cannot be read"),
         (lambda f: (f / "rounds.jsonl").write_text('{"round": 2}\n'), "one after another"),
         (
-            lambda f: (f / "rounds.jsonl").write_text("".join(f'{{"round": {t}}}\n' for t in range(1, 9))),
+            lambda f: (f / "rounds.jsonl").write_text(
+                "".join(f'{{"round": {t}}}\n' for t in range(1, 9))
+            ),
             "lists 8 rounds, but 5 were paid",
         ),
         (

@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from federations import plan
 
 from dpfedls import BudgetExhausted, InputError
 from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
+from federations import plan
 
 
 @pytest.fixture
@@ -83,9 +83,8 @@ def test_a_refused_payment_leaves_no_trace(path):
 
 
 def test_a_second_process_is_refused(path):
-    with SqliteLedger(path, plan()):
-        with pytest.raises(InputError, match="in use by another process"):
-            SqliteLedger(path, plan())
+    with SqliteLedger(path, plan()), pytest.raises(InputError, match="in use by another process"):
+        SqliteLedger(path, plan())
     SqliteLedger(path, plan()).close()
 
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from federations import plan
 
 from dpfedls import FixedSizeSampling
 from dpfedls.privacy.curve import epsilon_by_round
 from dpfedls.privacy.statement import statement, text
+from federations import plan
 
 
 @pytest.mark.parametrize("sampler", [{}, {"sampler": FixedSizeSampling(cohort=5)}])
@@ -37,7 +37,12 @@ def test_mu_covers_the_curve():
 
 def test_one_page_of_text_says_what_matters():
     page = text(statement(plan(), mode="simulation", rounds_paid=3))
-    for phrase in ("protect nobody here", "after 3 of 4 rounds", "add or remove one", "Not covered"):
+    for phrase in (
+        "protect nobody here",
+        "after 3 of 4 rounds",
+        "add or remove one",
+        "Not covered",
+    ):
         assert phrase in page
     assert len(page.splitlines()) < 60
     assert "operating system's entropy" in text(statement(plan(), mode="deployed"))

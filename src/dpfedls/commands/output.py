@@ -46,10 +46,16 @@ def shown(value: Any) -> str:
 
 @contextmanager
 def progress(total: int, unit: str) -> Iterator[Callable[[int, str], None]]:
-    """``advance(done, note)`` moves a bar on a terminal, and prints a line now and then elsewhere."""
+    """``advance(done, note)`` moves a bar on a terminal, prints a line now and then elsewhere."""
     if sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         bar = Progress(
             TextColumn(unit),

@@ -146,12 +146,12 @@ def rounds(
         num_clients=clients,
         noise_multiplier=noise_multiplier,
     )
-    delta = delta if delta is not None else clients**-1.1
-    found = rounds_for(epsilon, event=event, delta=delta, accountant=accountant.value)
+    at = delta if delta is not None else clients**-1.1
+    found = rounds_for(epsilon, event=event, delta=at, accountant=accountant.value)
     values = {
         "rounds": found,
-        "epsilon": epsilon_of([(event, found)], delta, accountant.value),
-        "delta": delta,
+        "epsilon": epsilon_of([(event, found)], at, accountant.value),
+        "delta": at,
         "accountant": accountant.value,
         "relation": event.sampler.relation,
     }

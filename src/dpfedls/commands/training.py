@@ -122,7 +122,9 @@ def _new_folder(out: Path | None, name: str) -> Path:
     """The folder asked for, which must be free, or a new one under runs/."""
     if out is not None:
         if out.exists() and any(out.iterdir()):
-            raise InputError(f"{out} already holds files; nothing was touched: choose another --out")
+            raise InputError(
+                f"{out} already holds files; nothing was touched: choose another --out"
+            )
         return out
     folder, k = Path("runs") / name, 1
     while folder.exists():

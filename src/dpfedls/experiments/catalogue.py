@@ -10,7 +10,9 @@ from typing import Any
 def catalogue() -> list[dict[str, Any]]:
     """Name, task, what it reproduces, and its opening comment, for every recipe of the package."""
     found = []
-    for path in sorted(resources.files("dpfedls").joinpath("recipes").iterdir(), key=lambda p: p.name[:-5]):
+    for path in sorted(
+        resources.files("dpfedls").joinpath("recipes").iterdir(), key=lambda p: p.name[:-5]
+    ):
         if path.name.endswith(".toml"):
             text = path.read_text(encoding="utf-8")
             values = tomllib.loads(text)

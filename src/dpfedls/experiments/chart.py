@@ -40,7 +40,9 @@ def line_chart(series: Series, title: str, x_label: str, y_label: str) -> str:
         x, _ = place(tick, y_low)
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="middle">{tick:g}</text>')
     middle = (_WIDTH + _LEFT - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
+    parts.append(
+        f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+    )
     parts.append(
         f'<text transform="translate(12 {_HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_label)}</text>"
@@ -51,7 +53,8 @@ def line_chart(series: Series, title: str, x_label: str, y_label: str) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in line))
         parts.append(f'<polyline points="{path}" stroke="{colour}"/>')
         parts.append(
-            f'<text x="{_WIDTH - _RIGHT + 6}" y="{end + 4:.1f}" style="fill:{colour}">{escape(label)}</text>'
+            f'<text x="{_WIDTH - _RIGHT + 6}" y="{end + 4:.1f}" style="fill:{colour}">'
+            f"{escape(label)}</text>"
         )
     return "".join([*parts, "</svg>"])
 

@@ -41,7 +41,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path) -> Checkpoint:
-        """Read a run folder's checkpoint, or refuse it if a single byte is not as it was written."""
+        """Read a run folder's checkpoint; refuse it if a single byte is not as it was written."""
         path = folder / FILE
         raw = path.read_bytes()
         try:

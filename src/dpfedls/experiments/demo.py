@@ -55,7 +55,12 @@ def _mean(logs: list[list[RoundLog]], t: int) -> tuple[int, float, float]:
 
 def _report(result: dict[str, Any], curves: dict[str, list[tuple[int, float, float]]]) -> bytes:
     rows = [
-        [row["method"], f"{row['strength']:g}", f"{100 * row['accuracy_mean']:.2f}", f"{100 * row['accuracy_std']:.2f}"]
+        [
+            row["method"],
+            f"{row['strength']:g}",
+            f"{100 * row['accuracy_mean']:.2f}",
+            f"{100 * row['accuracy_std']:.2f}",
+        ]
         for row in result["table"]
     ]
     return page(
@@ -68,7 +73,7 @@ def _report(result: dict[str, Any], curves: dict[str, list[tuple[int, float, flo
             {name: [(t, 100 * a) for t, a, _ in line] for name, line in curves.items()},
             {name: [(t, loss) for t, _, loss in line] for name, line in curves.items()},
         ),
-        "<p>Smoothing helps where neighbouring weights are alike, as for images seen pixel by pixel. "
-        "On other data it can hurt: compare <code>dpfedls run digits --set denoiser.strength=0</code> "
-        "with strength 1.</p>",
+        "<p>Smoothing helps where neighbouring weights are alike, as for images seen pixel by "
+        "pixel. On other data it can hurt: compare <code>dpfedls run digits</code> with "
+        "<code>dpfedls run digits --set denoiser.strength=0</code>.</p>",
     )

@@ -1,4 +1,4 @@
-"""Is everything here that the package needs, and does it compute what it should?"""
+"""Whether everything the package needs is here and computes what it should."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ def _optional(package: str, what: str) -> dict[str, str]:
 
 
 def _python() -> str:
-    if sys.version_info < (3, 11):
-        raise RuntimeError("Python 3.11 or newer is needed")
     return sys.version.split()[0]
 
 

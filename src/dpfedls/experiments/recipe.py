@@ -87,7 +87,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def names() -> list[str]:
     """The recipes that travel with the package."""
-    return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name[-5:] == ".toml")
+    return sorted(
+        p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name[-5:] == ".toml"
+    )
 
 
 def read(source: str, settings: list[str] | None = None) -> Recipe:
@@ -105,7 +107,9 @@ def table(source: str) -> dict[str, Any]:
     elif path.is_file():
         text = path.read_text(encoding="utf-8")
     else:
-        raise InputError(f"recipe file {source} is not there; check the path, or run: dpfedls recipes")
+        raise InputError(
+            f"recipe file {source} is not there; check the path, or run: dpfedls recipes"
+        )
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

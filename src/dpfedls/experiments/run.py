@@ -19,16 +19,15 @@ from dpfedls.experiments import recipe as recipes
 from dpfedls.experiments.checkpoint import FILE, Checkpoint, write_whole
 from dpfedls.experiments.recipe import Recipe
 from dpfedls.experiments.report import write_report
+from dpfedls.experiments.verify import file_digest
 from dpfedls.local_update import cross_entropy
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import SqliteLedger
 from dpfedls.privacy.statement import statement
-from dpfedls.experiments.verify import file_digest
 from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
 from dpfedls.server import Server, ServerState
 from dpfedls.simulation import federate, trainable_copy
 from dpfedls.tasks.task import make_task
-
 
 log = logging.getLogger("dpfedls")
 
@@ -120,15 +119,18 @@ def _proceed(folder: Path, recipe: Recipe, prepared: _Prepared, watch: Watch) ->
         simulation = federate(
             model, task.data, server, recipe.local, streams, block_size=recipe.block_size
         )
-        state = _last_state(folder, server, model)
+        state = last = _last_state(folder, server, model)
         rounds = _trimmed(folder, state.round)
         _say_what_was_lost(ledger, state, recipe.mode)
         clock = time.perf_counter()
         try:
             with (folder / "rounds.jsonl").open("ab") as lines:
-                for state in simulation.run(state):
+                for state in simulation.run(last):
                     score: tuple[float | None, float | None] = (None, None)
-                    if state.round % recipe.evaluate_every == 0 or state.round == recipe.plan.rounds:
+                    if (
+                        state.round % recipe.evaluate_every == 0
+                        or state.round == recipe.plan.rounds
+                    ):
                         layout.write(state.average, model)
                         score = evaluate(model, task.test, cross_entropy)
                     now = time.perf_counter()
@@ -153,7 +155,11 @@ def _proceed(folder: Path, recipe: Recipe, prepared: _Prepared, watch: Watch) ->
 
 def _sealed(folder: Path) -> list[str]:
     """Files whose digests the statement records."""
-    return [name for name in ("ledger.sqlite", str(FILE), "model.safetensors") if (folder / name).is_file()]
+    return [
+        name
+        for name in ("ledger.sqlite", str(FILE), "model.safetensors")
+        if (folder / name).is_file()
+    ]
 
 
 def summary(
@@ -193,8 +199,11 @@ def _say_what_was_lost(ledger: SqliteLedger, state: ServerState, mode: str) -> N
     lost = sorted({e.round + 1 for e in ledger.entries if e.round >= state.round})
     if lost:
         again = "with the same noise, at no new cost" if mode == "simulation" else "and paid again"
-        log.warning("rounds %s were paid for and then lost in a crash; they are run again %s",
-                    ", ".join(map(str, lost)), again)
+        log.warning(
+            "rounds %s were paid for and then lost in a crash; they are run again %s",
+            ", ".join(map(str, lost)),
+            again,
+        )
 
 
 def _checkpoint(state: ServerState, ledger_head: str) -> Checkpoint:

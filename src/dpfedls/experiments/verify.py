@@ -45,7 +45,12 @@ def read_plan(folder: Path) -> PrivacyPlan:
             f"{folder} is not a run folder: it has no recipe.toml; give the folder that "
             "dpfedls run printed"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, msgspec.ValidationError) as error:
+    except (
+        tomllib.TOMLDecodeError,
+        UnicodeDecodeError,
+        KeyError,
+        msgspec.ValidationError,
+    ) as error:
         raise InputError(
             f"{path} does not hold a readable plan ({error}); restore it from a backup"
         ) from error

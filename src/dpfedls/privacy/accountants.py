@@ -125,7 +125,9 @@ def gaussian_mu(target: float, delta: float) -> float:
 def check_delta(delta: float) -> None:
     """Refuse a δ that is not a probability strictly between 0 and 1."""
     if not 0 < delta < 1:
-        raise InputError(f"delta must be in (0, 1), got {delta:g}; num_clients ** -1.1 is customary")
+        raise InputError(
+            f"delta must be in (0, 1), got {delta:g}; num_clients ** -1.1 is customary"
+        )
 
 
 def check_epsilon(target: float) -> None:

@@ -22,7 +22,9 @@ class RoundEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         if self.num_clients < 1:
-            raise InputError(f"num_clients must be >= 1, got {self.num_clients}; nobody to train on")
+            raise InputError(
+                f"num_clients must be >= 1, got {self.num_clients}; nobody to train on"
+            )
         if isinstance(self.sampler, FixedSizeSampling) and self.sampler.cohort > self.num_clients:
             raise InputError(
                 f"sampler.cohort = {self.sampler.cohort} is larger than the population of "

@@ -7,23 +7,14 @@ when it was written; why this one is an upper bound is proved in docs/privacy-ac
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfedls.privacy.loss_pmf import (
-    Floats,
-    connect_the_dots,
-    dense_pmf,
-    largest_loss,
-    sampled_delta,
-)
+from dpfedls.privacy.loss_pmf import Floats, grid, largest_loss, removed_delta, two_sided_pmf
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import DensePLDPmf
-
-LOWEST_LOSS = 60.0  # losses below minus this, of total mass under e^-60, are rounded up to it
 
 
 def fixed_size_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
@@ -33,24 +24,15 @@ def fixed_size_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
     ε < 0: 1 - e^ε + e^ε·δ(-ε), since replace-one is symmetric.
     """
     size = np.abs(epsilon)
-    delta = sampled_delta(size, rate, mu)
+    delta = removed_delta(size, rate, mu)
     return np.where(epsilon < 0, -np.expm1(-size) + np.exp(-size) * delta, delta)
 
 
 def fixed_size_pmf(rate: float, mu: float, interval: float) -> DensePLDPmf:
     """A discrete privacy loss whose δ(ε) is nowhere below that of one round.
 
-    Connect-the-dots gives the positive losses; a symmetric pair has p(-l) = e^-l·p(l), which gives
-    the negative ones without the cancellation in 1 - δ; zero takes what is left, about 1 - q.
+    One profile serves both orders of the neighbours: unlike add and remove, replacements of
+    either kind may alternate from round to round, so two directions composed apart would not do.
     """
-    last = max(2, math.ceil(largest_loss(rate, mu) / interval))
-    losses = interval * np.arange(last + 1)
-    deltas = fixed_size_delta(losses, rate, mu)
-    above = connect_the_dots(deltas, interval)
-    below = above * np.exp(-losses[1:])
-    kept = min(last, math.ceil(LOWEST_LOSS / interval))
-    below[kept - 1] += below[kept:].sum()
-    below = below[:kept]
-    at_zero = max(0.0, 1.0 - deltas[-1] - above.sum() - below.sum())
-    masses = np.concatenate([below[::-1], [at_zero], above])
-    return dense_pmf(interval, -kept, masses, float(deltas[-1]))
+    deltas = fixed_size_delta(grid(largest_loss(rate, mu), interval), rate, mu)
+    return two_sided_pmf(deltas, deltas, interval)

@@ -10,7 +10,7 @@ import hashlib
 import sqlite3
 from collections import Counter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -29,6 +29,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nonce: str
 
 
+@runtime_checkable
 class Ledger(Protocol):
     """Where a round is paid for, before it is released."""
 
@@ -68,10 +69,10 @@ class MemoryLedger:
             )
         if len(self.entries) >= self._affordable:
             raise BudgetExhausted(
-                f"privacy budget exhausted: {len(self.entries)} rounds are paid (ε = "
-                f"{self.epsilon():.4g} at δ = {self.plan.target_delta:.3g}) and another would exceed it; "
-                "nothing was released. The model of the last round stands; a larger budget is a "
-                "new promise to people, so start a new run for it"
+                f"privacy budget exhausted: {len(self.entries)} rounds are paid, ε = "
+                f"{self.epsilon():.4g} at δ = {self.plan.target_delta:.3g}, and another would be "
+                "too much; nothing more was released and the last model stands. A larger budget "
+                "is a new promise to people: start a new run for it"
             )
 
     def _record(self, entry: Entry) -> None:

@@ -1,8 +1,8 @@
 """The privacy loss of one noisy sum over a sampled cohort, as a discrete distribution.
 
-Notation: q is the sampling rate; mu = sensitivity ÷ noise; P = (1 - q)·N(0, 1) + q·N(mu, 1) and
-Q = N(0, 1) are the round with and without one person; δ(ε) is the hockey-stick divergence of
-(P, Q) at e^ε. The claims made here are proved in docs/privacy-accounting.md.
+Notation: q is the sampling rate; mu = sensitivity ÷ noise; P = (1 - q)·N(0, 1) + q·N(mu, 1) is the
+round with one person and Q = N(0, 1) without; the loss is log(P/Q). A profile δ(ε) is the
+hockey-stick divergence at e^ε. The claims made here are proved in docs/privacy-accounting.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import DensePLDPmf
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Floats: TypeAlias = NDArray[np.float64]
 
 TAIL = 9.5  # standard deviations on the grid; the rest, 1e-21, counts as infinite loss
+LOWEST_LOSS = 60.0  # losses below minus this, of total mass under e^-60, are rounded up to it
 
 
 def gaussian_delta(epsilon: Floats, mu: float) -> Floats:
@@ -32,57 +33,69 @@ def gaussian_delta(epsilon: Floats, mu: float) -> Floats:
     return np.exp(log_upper) * -np.expm1(np.minimum(log_lower - log_upper, 0.0))
 
 
-def sampled_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
-    """δ(ε) of P against Q: q·δ_Gauss(log(1 + (e^ε - 1)/q)), or 1 - e^ε below log(1 - q)."""
-    # Two ways to write the logarithm, so that neither a huge nor a tiny ε loses digits.
-    above, below = np.maximum(epsilon, 0.0), np.minimum(epsilon, 0.0)
-    least = np.nextafter(-1.0, 0.0)
-    inner = above + np.log1p(-np.expm1(-above) * (1 - rate) / rate)
-    inner += np.log1p(np.maximum(np.expm1(below) / rate, least))
-    return np.maximum(rate * gaussian_delta(inner, mu), -np.expm1(below))
+def removed_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
+    """δ(ε) of P against Q for ε >= 0: q·δ_Gauss(log(1 + (e^ε - 1)/q))."""
+    # The logarithm is written so that neither a huge nor a tiny ε loses digits.
+    inner = epsilon + np.log1p(-np.expm1(-epsilon) * (1 - rate) / rate)
+    return rate * gaussian_delta(inner, mu)
+
+
+def added_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
+    """δ(ε) of Q against P for ε >= 0: c·δ_Gauss(log(e^ε·q/c)) with c = 1 - e^ε·(1 - q), or 0."""
+    share = rate - (1 - rate) * np.expm1(np.minimum(epsilon, 700.0))
+    safe = np.maximum(share, 1e-300)
+    delta = safe * gaussian_delta(epsilon + math.log(rate) - np.log(safe), mu)
+    return np.where(share > 0, delta, 0.0)
 
 
 def largest_loss(rate: float, mu: float) -> float:
-    """The loss beyond which less than q·Φ(-TAIL) of P lies: log(1 - q + q·e^(mu·x - mu²/2)) there."""
+    """The loss beyond which less than q·Φ(-TAIL) of P lies: that at the output mu + TAIL."""
     gaussian = mu * mu / 2 + TAIL * mu
     return gaussian + math.log(rate + (1 - rate) * math.exp(-gaussian))
 
 
-def smallest_loss(rate: float, mu: float) -> float:
-    """The loss below which Φ(-TAIL) of Q and less of P lies."""
-    return math.log1p(rate * math.expm1(-TAIL * mu - mu * mu / 2))
+def largest_reversed_loss(rate: float, mu: float) -> float:
+    """The loss of (Q, P) beyond which less than Φ(-TAIL) of Q lies: that at the output -TAIL."""
+    return -math.log1p(rate * math.expm1(-TAIL * mu - mu * mu / 2))
+
+
+def grid(largest: float, interval: float) -> Floats:
+    """Losses 0, interval, 2·interval, … up to the first at or beyond ``largest``."""
+    return interval * np.arange(max(2, math.ceil(largest / interval)) + 1)
 
 
 def connect_the_dots(deltas: Floats, interval: float) -> Floats:
-    """Masses at all but the first of the losses, equally spaced, where δ is given.
+    """Masses at all but the first of equally spaced losses, from δ at each of them.
 
-    Doroshenko et al. 2022, Algorithm 1: with these masses, the last δ as infinite loss and the
-    rest at or below the first loss, δ is met at every dot and nowhere undercut between them.
+    Doroshenko et al. 2022, Algorithm 1: with these masses, and the last δ as that of infinite
+    loss, δ is met at every dot and nowhere undercut.
     """
     steps = np.diff(np.minimum.accumulate(deltas))
-    inner = (steps[1:] - steps[:-1] * math.exp(interval)) / math.expm1(interval)
-    return np.maximum(np.append(inner, steps[-1] / math.expm1(-interval)), 0.0)
+    following = np.append(steps[1:], 0.0)
+    return np.maximum((steps - following * math.exp(-interval)) / math.expm1(-interval), 0.0)
 
 
-def poisson_pmfs(rate: float, mu: float, interval: float) -> tuple[DensePLDPmf, DensePLDPmf]:
-    """Discrete upper bounds on the loss of (P, Q), one person removed, and of (Q, P), one added.
+def two_sided_pmf(deltas: Floats, reversed_deltas: Floats, interval: float) -> DensePLDPmf:
+    """The discrete loss of a pair from its profile at ε >= 0 and that of the pair turned round.
 
-    Turning a pair round turns the sign of a loss l and weighs it by e^-l; what Q has below the
-    first loss, at most Φ(-TAIL), is then infinite.
+    Turning a pair round turns the sign of a loss l and weighs it by e^-l, which gives the negative
+    losses without the cancellation in 1 - δ; what is left lies at zero.
     """
-    first = math.floor(smallest_loss(rate, mu) / interval)
-    last = max(first + 2, math.ceil(largest_loss(rate, mu) / interval))
-    losses = interval * np.arange(first, last + 1)
-    deltas = sampled_delta(losses, rate, mu)
-    masses = connect_the_dots(deltas, interval)
-    masses = np.append(max(0.0, 1.0 - deltas[-1] - masses.sum()), masses)
-    removed = dense_pmf(interval, first, masses, float(deltas[-1]))
-    added = dense_pmf(interval, -last, (masses * np.exp(-losses))[::-1], float(ndtr(-TAIL)))
-    return removed, added
-
-
-def dense_pmf(interval: float, first: int, masses: Floats, infinite: float) -> DensePLDPmf:
-    """Masses at interval·(first, first + 1, …) and at infinity, for dp-accounting to compose."""
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
-    return DensePLDPmf(interval, first, masses, infinite, pessimistic_estimate=True)
+    above = connect_the_dots(deltas, interval)
+    below = connect_the_dots(reversed_deltas, interval)
+    below = below * np.exp(-interval * np.arange(1, len(below) + 1))
+    kept = min(len(below), math.ceil(LOWEST_LOSS / interval))
+    below[kept - 1] = below[kept - 1 :].sum()
+    infinite = float(deltas[-1])
+    at_zero = max(0.0, 1.0 - infinite - above.sum() - below[:kept].sum())
+    masses = np.concatenate([below[:kept][::-1], [at_zero], above])
+    return DensePLDPmf(interval, -kept, masses, infinite, pessimistic_estimate=True)
+
+
+def poisson_pmfs(rate: float, mu: float, interval: float) -> list[DensePLDPmf]:
+    """Discrete upper bounds on the loss of (P, Q), one person removed, and of (Q, P), one added."""
+    removed = removed_delta(grid(largest_loss(rate, mu), interval), rate, mu)
+    added = added_delta(grid(largest_reversed_loss(rate, mu), interval), rate, mu)
+    return [two_sided_pmf(removed, added, interval), two_sided_pmf(added, removed, interval)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dpfedls.errors import InputError, require_not_negative, require_positive
+from dpfedls.errors import InputError, require_positive
 from dpfedls.privacy import accountants
 from dpfedls.privacy.accountants import AccountantName
 from dpfedls.privacy.event import RoundEvent

@@ -17,11 +17,10 @@ import numpy as np
 from dpfedls.errors import InputError
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.fixed_size import fixed_size_pmf
-from dpfedls.privacy.loss_pmf import largest_loss, poisson_pmfs
-from dpfedls.sampling import FixedSizeSampling
+from dpfedls.privacy.loss_pmf import Floats, largest_loss, poisson_pmfs
 
 if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
 
 Spent: TypeAlias = Sequence[tuple[RoundEvent, int]]
 
@@ -29,6 +28,8 @@ STEPS_PER_DEVIATION = 64  # grid steps to one standard deviation of a round's lo
 STEPS_OF_ONE_ROUND = 512  # affordable where nothing is composed
 MOST_STEPS = 2**18  # of a composed grid; beyond it the grid is coarsened
 LARGEST_LOSS = 1e6  # a round that can lose more is bounded without a grid
+NODES = np.linspace(-8.0, 8.0, 321)  # a quadrature for the standard normal
+NORMAL = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
 
 def merged(spent: Spent) -> list[tuple[RoundEvent, int]]:
@@ -65,11 +66,8 @@ def epsilons_at(spent: Spent, deltas: Sequence[float]) -> list[float]:
         return [0.0] * len(deltas)
     if any(event.noise_multiplier == 0 for event, _ in rounds):
         return [math.inf] * len(deltas)
-    composed = compose(rounds)
-    bounds = [gaussian_bound(rounds, delta) for delta in deltas]
-    if composed is None:
-        return bounds
-    return [min(composed.get_epsilon_for_delta(d), b) for d, b in zip(deltas, bounds, strict=True)]
+    pmfs = compose(rounds)
+    return [min(worst_epsilon(pmfs, delta), gaussian_bound(rounds, delta)) for delta in deltas]
 
 
 def epsilon_at(spent: Spent, delta: float) -> float:
@@ -84,12 +82,24 @@ def delta_at(spent: Spent, epsilon: float) -> float:
         return 0.0
     if any(event.noise_multiplier == 0 for event, _ in rounds):
         return 1.0
-    composed = compose(rounds)
-    return 1.0 if composed is None else min(1.0, float(composed.get_delta_for_epsilon(epsilon)))
+    pmfs = compose(rounds)
+    return min(1.0, max(float(p.get_delta_for_epsilon(epsilon)) for p in pmfs)) if pmfs else 1.0  # pyright: ignore[reportArgumentType]
 
 
-def compose(spent: Spent) -> PrivacyLossDistribution | None:
-    """The PLD of all rounds together; None where a round can lose too much for a grid."""
+def worst_epsilon(pmfs: Sequence[DensePLDPmf], delta: float) -> float:
+    """The larger ε of all directions; infinite where there is no grid."""
+
+    def one(pmf: DensePLDPmf) -> float:
+        try:
+            return pmf.get_epsilon_for_delta(delta)
+        except OverflowError:  # it walked down to losses below -709, so ε is not above 0
+            return 0.0
+
+    return max((one(pmf) for pmf in pmfs), default=math.inf)
+
+
+def compose(spent: Spent) -> list[DensePLDPmf]:
+    """The loss of all rounds together in each direction; none if it is too large for a grid."""
     # Full participation is a plain Gaussian, and T of them are one with noise ÷ √T, exactly.
     shapes = [
         (event.rate, 1 / event.noise_over_sensitivity, count)
@@ -98,49 +108,53 @@ def compose(spent: Spent) -> PrivacyLossDistribution | None:
         for event, count in spent
     ]
     if any(largest_loss(rate, mu) > LARGEST_LOSS for rate, mu, _ in shapes):
-        return None
+        return []
     interval = grid_interval(shapes)
-    fixed = isinstance(spent[0][0].sampler, FixedSizeSampling)
-    total = None
+    symmetric = spent[0][0].sampler.relation == "replace-one"
+    total: list[DensePLDPmf] = []
     for rate, mu, count in shapes:
-        part = one_round(rate, mu, interval, fixed=fixed)
-        part = part.self_compose(count) if count > 1 else part
-        total = part if total is None else total.compose(part)
+        one = one_round(rate, mu, interval, symmetric=symmetric)
+        many = [pmf.self_compose(count) if count > 1 else pmf for pmf in one]
+        total = [a.compose(b) for a, b in zip(total, many, strict=True)] if total else many
     return total
 
 
-def one_round(rate: float, mu: float, interval: float, *, fixed: bool) -> PrivacyLossDistribution:
-    """The PLD of one round; at full participation both samplings are the plain Gaussian."""
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+def one_round(rate: float, mu: float, interval: float, *, symmetric: bool) -> list[DensePLDPmf]:
+    """The loss of one round in each direction: one for replace-one, two for add-or-remove-one."""
+    if symmetric:
+        return [fixed_size_pmf(rate, mu, interval)]
+    if rate == 1:
+        return [fixed_size_pmf(1.0, mu, interval)] * 2  # the plain Gaussian, the same both ways
+    return poisson_pmfs(rate, mu, interval)
 
-    if fixed or rate == 1:
-        return PrivacyLossDistribution(fixed_size_pmf(rate, mu, interval))
-    return PrivacyLossDistribution(*poisson_pmfs(rate, mu, interval))
+
+def grid_interval(shapes: Sequence[tuple[float, float, int]]) -> float:
+    """One grid for all (rate, mu, count): fine against the narrowest loss, of bounded length."""
+    steps = STEPS_OF_ONE_ROUND if len(shapes) == shapes[0][2] == 1 else STEPS_PER_DEVIATION
+    narrowest = min(loss_deviation(rate, mu) for rate, mu, _ in shapes)
+    length = sum(composed_length(*shape) for shape in shapes)
+    return max(narrowest / steps, length / MOST_STEPS)
 
 
-def grid_interval(scales: Sequence[tuple[float, float, int]]) -> float:
-    """One grid for all rounds: fine against the narrowest loss, yet of bounded total length."""
-    moments = [loss_deviation(rate, mu) for rate, mu, _ in scales]
-    length = sum(
-        composed_length(largest_loss(rate, mu), deviation, count)
-        for (rate, mu, count), deviation in zip(scales, moments, strict=True)
-    )
-    steps = STEPS_OF_ONE_ROUND if len(scales) == scales[0][2] == 1 else STEPS_PER_DEVIATION
-    return max(min(moments) / steps, length / MOST_STEPS)
+def loss(x: Floats, rate: float, mu: float) -> Floats:
+    """One round's privacy loss at output x, log(1 - q + q·e^(mu·x - mu²/2))."""
+    without = math.log1p(-rate) if rate < 1 else -math.inf
+    return np.logaddexp(without, math.log(rate) + mu * (x - mu / 2))
 
 
 def loss_deviation(rate: float, mu: float) -> float:
-    """Root mean square of one round's loss log(1 - q + q·e^(mu·x - mu²/2)), x standard normal."""
-    x = np.linspace(-8.0, 8.0, 321)
-    weight = np.exp(-x * x / 2)
-    loss = np.logaddexp(math.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + mu * (x - mu / 2))
-    return math.sqrt(float((weight * loss**2).sum() / weight.sum()))
+    """Root mean square of one round's loss without the person, that is for a standard normal x."""
+    return math.sqrt(float(NORMAL @ loss(NODES, rate, mu) ** 2))
 
 
-def composed_length(largest: float, deviation: float, count: int) -> float:
-    """How far the composed grid will reach, by the Chernoff bounds dp-accounting truncates with."""
+def composed_length(rate: float, mu: float, count: int) -> float:
+    """How far dp-accounting's composed grid will reach: it cuts by Chernoff bounds at 20 orders."""
+    largest = largest_loss(rate, mu)
     if count == 1:
         return 2 * largest
-    orders = np.arange(1, 21) / (2 * largest)
-    reach = count * orders * deviation**2 / 2 + 36 / orders
-    return 2 * float(min(reach.min(), count * largest))
+    orders = np.arange(1, 21)[:, None] / (2 * largest)
+    without, with_person = loss(NODES, rate, mu), loss(NODES + mu, rate, mu)
+    moments = (1 - rate) * np.exp(orders * without) @ NORMAL
+    moments += rate * np.exp(orders * with_person) @ NORMAL
+    reach = (count * np.log(moments) + 36) / orders[:, 0]
+    return 2 * min(float(reach.min()), count * largest)

@@ -14,8 +14,10 @@ from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.pld import Spent
 from dpfedls.sampling import FixedSizeSampling
 
-INTEGERS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 160, 257, 384, 512, 1024, 2048]
-ORDERS = np.array([*(1 + k / 10 for k in range(1, 100)), *(n for n in INTEGERS if n > 10)])
+FRACTIONS = [1 + k / 10 for k in range(1, 100)]
+LARGE = [72, 80, 96, 112, 128, 160, 192, 224, 257, 320, 384, 448, 512, 768, 1024, 2048]
+ORDERS = np.array([*FRACTIONS, *range(11, 65), *LARGE])
+KNOTS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 160, 257, 384, 512, 1024, 2048]  # slower
 
 
 def rdp_epsilon(spent: Spent, delta: float) -> float:
@@ -60,10 +62,10 @@ def _rdp(event: RoundEvent, noise_over_sensitivity: float) -> NDArray[np.float64
         event.num_clients, event.sampler.cohort, gaussian
     )
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    whole = _library_rdp(fixed, relation, INTEGERS)
-    # (α - 1)·ρ(α) is convex and 0 at α = 1: between integers a chord bounds it (their Corollary 10).
-    knots = np.array([0, *(n - 1 for n in INTEGERS)])
-    return np.interp(ORDERS - 1, knots, knots * np.array([0.0, *whole])) / (ORDERS - 1)
+    # (α - 1)·ρ(α) is convex and 0 at α = 1: between orders a chord bounds it (their Corollary 10).
+    knots = np.array([0, *(order - 1 for order in KNOTS)])
+    values = knots * np.array([0.0, *_library_rdp(fixed, relation, KNOTS)])
+    return np.interp(ORDERS - 1, knots, values) / (ORDERS - 1)
 
 
 def _library_rdp(event: object, relation: object, orders: Sequence[float]) -> NDArray[np.float64]:

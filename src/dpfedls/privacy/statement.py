@@ -48,7 +48,9 @@ def statement(
         "assumed": _ASSUMED[mode],
         "not_covered": _NOT_COVERED,
         "ledger_head": ledger_head,
-        "versions": {name: version(name) for name in ("dpfedls", "dp-accounting", "numpy", "scipy")},
+        "versions": {
+            name: version(name) for name in ("dpfedls", "dp-accounting", "numpy", "scipy")
+        },
     }
 
 

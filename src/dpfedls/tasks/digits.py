@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 digits of 8×8 pixels: a task on which smoothing hurts (docs/algorithm.md)."""
+"""scikit-learn's 1,797 digits of 8×8 pixels: a task on which smoothing hurts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
             "the 8×8 digits come inside the package scikit-learn, which is not installed; "
             "run: pip install 'dpfedls[digits]'"
         ) from error
-    digits = load_digits()
-    features = torch.from_numpy((digits.data / 16 - 0.305) / 0.376).float()  # mean, deviation
-    targets = torch.from_numpy(digits.target).long()
+    pixels, labels = load_digits(return_X_y=True)
+    features = torch.from_numpy((pixels / 16 - 0.305) / 0.376).float()  # mean and deviation out
+    targets = torch.from_numpy(labels).long()
     order = torch.from_numpy(streams.generator("split").permutation(len(targets)))
     trained, held = order[:1437], order[1437:]
     data = iid(features[trained], targets[trained], num_clients, streams.generator("partition"))

@@ -1,0 +1,149 @@
+"""The one-shot canary audit: a whole training run, in which some clients send random directions.
+
+Andrew, Kairouz, Oh, Oprea, McMahan, Suriyakumar 2023, "One-shot Empirical Privacy Estimation for
+Federated Learning". A random direction that nobody sent has with anything a cosine that is close
+to N(0, 1/d); those that were sent lean towards what was released. How far tells what the run leaks
+about people who are no worse than these: usually far less than the worst case that ε covers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy import stats
+
+from dpfedls.audit.bounds import gdp_epsilon
+from dpfedls.denoising import Denoiser
+from dpfedls.errors import InputError
+from dpfedls.gaussian import Release
+from dpfedls.local_update import LocalUpdate
+from dpfedls.parameters import Updates, Vector
+from dpfedls.sampling import Indices
+from dpfedls.server import ServerState
+from dpfedls.simulation import Simulation
+
+CONFIDENCE = 0.99
+FEWEST = 10
+_LENGTH = 1000.0  # in clip norms, so that clipping matters
+_COORDINATES = 2**26  # of all canaries together: 256 MiB
+
+
+class CanaryAudit(msgspec.Struct, frozen=True):
+    """What the canaries show; ε of the whole run, at the plan's δ."""
+
+    seen: str  # what the attacker looks at
+    canaries: int
+    dim: int
+    cosine_mean: float
+    cosine_stddev: float  # 1/√d where nothing is remembered
+    mu: float
+    mu_lower: float
+    epsilon: float
+    epsilon_lower: float
+    confidence: float
+
+
+@dataclass(frozen=True)
+class WithCanaries:
+    """The first clients send their direction, far too long; all others train."""
+
+    inner: LocalUpdate
+    directions: Float[torch.Tensor, "canaries dim"]
+    length: float
+
+    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+        updates = self.inner(params, clients, round_, key)
+        planted = np.flatnonzero(clients < len(self.directions))
+        updates[planted] = self.directions[clients[planted]] * self.length
+        return updates
+
+
+@dataclass(frozen=True)
+class Summing:
+    """The real denoiser, which also adds up the releases it was given."""
+
+    inner: Denoiser
+    total: list[Vector] = field(default_factory=list)
+
+    def __call__(self, release: Release) -> Vector:
+        value = release.value.double()
+        self.total[:] = [self.total[0] + value if self.total else value]
+        return self.inner(release)
+
+
+def audit_canaries(
+    simulation: Simulation,
+    state: ServerState,
+    canaries: int,
+    seed: int = 0,
+    watch: Callable[[int], None] = lambda _: None,
+) -> list[CanaryAudit]:
+    """Run the simulation with canaries in the place of its first clients; one run is enough.
+
+    The attacker sees the final model, as in the paper, or all releases, where denoising hides
+    nothing: each is public.
+    """
+    plan, dim = simulation.server.plan, len(state.params)
+    canaries = min(canaries, _COORDINATES // dim)
+    if not FEWEST <= canaries <= plan.num_clients:
+        raise InputError(
+            f"canaries must be {FEWEST} to {plan.num_clients} (they take the place of clients), "
+            f"got {canaries}; 100 will do, or 0 for none"
+        )
+    directions = random_directions(canaries, dim, seed).to(state.params)
+    update = WithCanaries(simulation.local_update, directions, _LENGTH * plan.clip_norm)
+    releases = Summing(simulation.server.denoiser)
+    server = replace(simulation.server, denoiser=releases)
+    end = state
+    for end in replace(simulation, local_update=update, server=server).run(state):
+        watch(end.round)
+    ways = {"all releases": releases.total[0], "the final model": (end.params - state.params).double()}
+    return [
+        judge_cosines(cosines(directions.double(), moved), dim, plan.target_delta, seen=seen)
+        for seen, moved in ways.items()
+    ]
+
+
+def random_directions(count: int, dim: int, seed: int) -> Float[torch.Tensor, "count dim"]:
+    """Unit vectors, uniform on the sphere, from a stream that no run uses."""
+    rng = np.random.default_rng([seed, 0xCA])
+    drawn = torch.from_numpy(rng.standard_normal((count, dim), dtype=np.float32))
+    return drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
+
+
+def cosines(directions: Updates, moved: Vector) -> np.ndarray:
+    """Of each direction with the way things went."""
+    return (directions @ moved / torch.linalg.vector_norm(moved).clamp(min=1e-300)).cpu().numpy()
+
+
+def judge_cosines(
+    found: np.ndarray, dim: int, delta: float, confidence: float = CONFIDENCE, seen: str = ""
+) -> CanaryAudit:
+    """A normal fit of the cosines against N(0, 1/d), the law of a direction that nobody sent.
+
+    μ is the mean in units of the larger of the two deviations. Its lower limit takes Student's t
+    for the mean and χ² for the deviation, each failing with half of 1 − confidence.
+    """
+    fails, free = (1 - confidence) / 2, len(found) - 1
+    mean, spread, null = float(found.mean()), float(found.std(ddof=1)), 1 / math.sqrt(dim)
+    least = mean - float(stats.t.ppf(1 - fails, free)) * spread / math.sqrt(len(found))
+    widest = max(null, spread * math.sqrt(free / float(stats.chi2.ppf(fails, free))))
+    mu, lower = max(0.0, mean / max(null, spread)), max(0.0, least / widest)
+    return CanaryAudit(
+        seen=seen,
+        canaries=len(found),
+        dim=dim,
+        cosine_mean=mean,
+        cosine_stddev=spread,
+        mu=mu,
+        mu_lower=lower,
+        epsilon=gdp_epsilon(mu, delta),
+        epsilon_lower=gdp_epsilon(lower, delta),
+        confidence=confidence,
+    )

@@ -1,0 +1,92 @@
+"""All audits of one recipe, together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dpfedls.audit.canary import CanaryAudit, audit_canaries
+from dpfedls.audit.cohorts import audit_cohorts
+from dpfedls.audit.gdp import audit_round, check_auditable, run_epsilon
+from dpfedls.audit.replay import audit_replay
+from dpfedls.errors import InputError
+from dpfedls.experiments.recipe import Recipe
+from dpfedls.parameters import Layout
+from dpfedls.privacy.ledger import MemoryLedger
+from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
+from dpfedls.server import Server
+from dpfedls.simulation import federate, trainable_copy
+from dpfedls.tasks.task import make_task
+
+NOTE = (
+    "Passing proves nothing: these attacks found no more leakage than the plan claims, and a "
+    "better attack might. A failure means that the claim is wrong."
+)
+
+
+def audit_recipe(
+    recipe: Recipe,
+    trials: int = 2000,
+    canaries: int | None = None,
+    watch: Callable[[int, str], None] = lambda done, note: None,
+) -> dict[str, Any]:
+    """What ``dpfedls audit`` answers; ``watch`` counts trials, then the canary run's rounds."""
+    recipe = recipe.resolved()
+    plan = recipe.plan
+    check_auditable(plan, trials)
+    streams = streams_of(recipe)
+    count = min(500, plan.num_clients // 2) if canaries is None else canaries
+    replayed = audit_replay(plan, recipe.seed)
+    cohorts = audit_cohorts(plan, streams)
+    one = audit_round(plan, streams, trials, watch=lambda k: watch(k, "one round, many times"))
+    claimed = plan.epsilon()
+    canaried = _canaries(recipe, count, lambda t: watch(trials + t, "training with canaries"))
+    problems = [*replayed, *cohorts.problems]
+    if not one.consistent:
+        problems.append(f"one round shows μ >= {one.mu_lower:.4g}, claimed {one.mu_claimed:.4g}")
+    problems += [
+        f"canaries show ε >= {found.epsilon_lower:.4g} in {found.seen}, claimed {claimed:.4g}"
+        for found in canaried
+        if found.epsilon_lower > claimed
+    ]
+    return {
+        "mu_lower": one.mu_lower,
+        "mu_claimed": one.mu_claimed,
+        "epsilon_lower": run_epsilon(plan, one.mu_lower),
+        "epsilon_claimed": claimed,
+        "delta": plan.target_delta,
+        "consistent": not problems,
+        "confidence": one.confidence,
+        "problems": problems,
+        "relation": plan.relation,
+        "rounds": plan.rounds,
+        "round": msgspec.to_builtins(one),
+        "replay": {"problems": replayed, "false_alarms": 0.0},
+        "cohorts": msgspec.to_builtins(cohorts),
+        "canary": msgspec.to_builtins(canaried),
+        "note": NOTE,
+    }
+
+
+def streams_of(recipe: Recipe) -> RandomStreams:
+    """The randomness that a run of the recipe would use."""
+    return SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
+
+
+def _canaries(recipe: Recipe, count: int, watch: Callable[[int], None]) -> list[CanaryAudit]:
+    if count == 0:
+        return []
+    if count < 0:
+        raise InputError(f"canaries must be >= 0, got {count}; 0 leaves the canary run out")
+    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    model = trainable_copy(task.model, recipe.device)
+    layout, ledger = Layout.of(model), MemoryLedger(recipe.plan)
+    server = Server(
+        recipe.plan, recipe.denoiser, layout, ledger, recipe.server_rate, recipe.averaging
+    )
+    simulation = federate(
+        model, task.data, server, recipe.local, streams_of(recipe), block_size=recipe.block_size
+    )
+    return audit_canaries(simulation, server.start(layout.read(model)), count, recipe.seed, watch)

