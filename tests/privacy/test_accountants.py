@@ -198,8 +198,8 @@ def test_both_samplings_agree_with_autodp(cohort: int, noise: float) -> None:
         by_poisson = epsilon([(poisson(cohort / 1000, noise), rounds)], delta, "paper")
         by_fixed = epsilon([(fixed(cohort, 1000, noise), rounds)], delta, "paper")
         # autodp's bounds are a little more general, its search over orders a little finer.
-        assert 0.6 < by_poisson / apart.get_eps(delta) < 1.05
-        assert 0.6 < by_fixed / together.get_eps(delta) < 1.05
+        assert 0.7 < by_poisson / apart.get_eps(delta) < 1.15
+        assert 0.5 < by_fixed / together.get_eps(delta) < 1.25
         # The sound reading of the same noise: twice the multiplier, under replace-one.
         doubled = [(fixed(cohort, 1000, 2 * noise), rounds)]
         assert epsilon(doubled, delta) <= together.get_eps(delta)

@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from dpfedls.audit.canary import CanaryAudit, audit_canaries
+from dpfedls.audit.canary import FEWEST, CanaryAudit, audit_canaries
 from dpfedls.audit.cohorts import audit_cohorts
 from dpfedls.audit.gdp import audit_round, check_auditable, run_epsilon
 from dpfedls.audit.replay import audit_replay
-from dpfedls.errors import InputError
 from dpfedls.experiments.recipe import Recipe
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
@@ -37,12 +36,11 @@ def audit_recipe(
     plan = recipe.plan
     check_auditable(plan, trials)
     streams = streams_of(recipe)
-    count = min(500, plan.num_clients // 2) if canaries is None else canaries
     replayed = audit_replay(plan, recipe.seed)
     cohorts = audit_cohorts(plan, streams)
     one = audit_round(plan, streams, trials, watch=lambda k: watch(k, "one round, many times"))
     claimed = plan.epsilon()
-    canaried = _canaries(recipe, count, lambda t: watch(trials + t, "training with canaries"))
+    canaried = _canaries(recipe, canaries, lambda t: watch(trials + t, "training with canaries"))
     problems = [*replayed, *cohorts.problems]
     if not one.consistent:
         problems.append(f"one round shows μ >= {one.mu_lower:.4g}, claimed {one.mu_claimed:.4g}")
@@ -75,11 +73,11 @@ def streams_of(recipe: Recipe) -> RandomStreams:
     return SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
 
 
-def _canaries(recipe: Recipe, count: int, watch: Callable[[int], None]) -> list[CanaryAudit]:
+def _canaries(
+    recipe: Recipe, count: int | None, watch: Callable[[int], None]
+) -> list[CanaryAudit]:
     if count == 0:
         return []
-    if count < 0:
-        raise InputError(f"canaries must be >= 0, got {count}; 0 leaves the canary run out")
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
     model = trainable_copy(task.model, recipe.device)
     layout, ledger = Layout.of(model), MemoryLedger(recipe.plan)
@@ -89,4 +87,7 @@ def _canaries(recipe: Recipe, count: int, watch: Callable[[int], None]) -> list[
     simulation = federate(
         model, task.data, server, recipe.local, streams_of(recipe), block_size=recipe.block_size
     )
+    if count is None:
+        # Canaries are each other's noise: k of them in d dimensions show no more than μ = √(d/k).
+        count = max(FEWEST, min(500, recipe.plan.num_clients // 2, layout.dim // 4))
     return audit_canaries(simulation, server.start(layout.read(model)), count, recipe.seed, watch)

@@ -36,7 +36,7 @@ def line_chart(series: Series, title: str, x_label: str, y_label: str) -> str:
         _, y = place(x_low, tick)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for tick in _ticks(x_low, x_high):
+    for tick in (t for t in _ticks(x_low, x_high) if x_low <= t <= x_high):
         x, _ = place(tick, y_low)
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="middle">{tick:g}</text>')
     middle = (_WIDTH + _LEFT - _RIGHT) / 2
@@ -76,4 +76,5 @@ def _spread(heights: list[float], gap: float = 13.0) -> list[float]:
     for k in sorted(placed, key=lambda k: heights[k]):
         last = max(heights[k], last + gap)
         placed[k] = last
-    return [placed[k] for k in range(len(heights))]
+    overflow = max(0.0, last - (_HEIGHT - _BOTTOM - 4))
+    return [placed[k] - overflow for k in range(len(heights))]
