@@ -71,7 +71,7 @@ class ClientData:
     def take(self, rows: Int64[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """Samples by row; −1 gives zeros, so that padding carries nobody's data."""
         kept = rows.clamp(min=0)
-        features, targets = as_input(self.features[kept]), self.targets[kept]
+        features, targets = as_input(self.features[kept]), as_input(self.targets[kept])
         padding = rows < 0
         if padding.any():
             features = features.masked_fill(_broadcast(padding, features), 0)
@@ -79,9 +79,9 @@ class ClientData:
         return features, targets
 
 
-def as_input(features: Tensor) -> Tensor:
-    """What a model is fed: floats as they are, symbols (stored small) as the int64 torch wants."""
-    return features if features.is_floating_point() else features.long()
+def as_input(values: Tensor) -> Tensor:
+    """What torch wants: floats as they are, symbols and labels (stored small) as int64."""
+    return values if values.is_floating_point() else values.long()
 
 
 def _broadcast(mask: Tensor, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def evaluate(
     correct, total = torch.zeros((), device=device), torch.zeros((), device=device)
     labels = not samples[1].is_floating_point()
     for features, targets in zip(*(part.split(_BATCH) for part in samples), strict=True):
-        targets = targets.to(device)
+        targets = as_input(targets.to(device))
         outputs = model(as_input(features.to(device)))
         total += loss(outputs, targets).sum()
         if labels:

@@ -136,7 +136,7 @@ def test_golden_fixed_size(
 # --- other implementations -------------------------------------------------------------------
 
 RATES, NOISES = (0.005, 0.02, 0.1, 0.3, 0.7, 1.0), (0.7, 1.1, 2.0, 5.0)
-ROUNDS, DELTAS = (1, 10, 100), (1e-6, 1e-5, 1e-3)
+ROUNDS, DELTAS = (1, 10, 60), (1e-6, 1e-5, 1e-3)
 
 
 def library_pld(rate: float, noise: float) -> Any:
@@ -163,7 +163,7 @@ def test_poisson_agrees_with_other_libraries(rate: float, noise: float) -> None:
     prv = PRVAccountant(
         prvs=PoissonSubsampledGaussianMechanism(noise_multiplier=noise, sampling_probability=rate),
         max_self_compositions=max(ROUNDS),
-        eps_error=0.1,
+        eps_error=0.2,
         delta_error=1e-10,
     )
     for rounds in ROUNDS:

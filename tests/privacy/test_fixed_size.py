@@ -79,14 +79,13 @@ def test_the_worst_neighbours_attain_the_profile(clients: int, cohort: int, nois
 @pytest.mark.parametrize(("rate", "mu"), itertools.product((1e-4, 0.05, 0.7, 1.0), (0.01, 1.0, 6.0)))
 def test_profile_is_that_of_some_pair(rate: float, mu: float) -> None:
     """Convex and falling in e^ε, 1 at 0, above 1 - e^ε: what Zhu, Dong and Wang ask of a profile."""
-    alpha = np.sort(np.concatenate([np.linspace(1e-6, 3, 4000), np.geomspace(1e-6, 1e4, 4000)]))
-    delta = fixed_size_delta(np.log(alpha), rate, mu)
-    slopes = np.diff(delta) / np.diff(alpha)
-    assert np.all(slopes <= 1e-12)
-    wide = np.diff(alpha) > 1e-7
-    assert np.all(np.diff(slopes[wide]) >= -1e-7)
-    assert np.all(delta >= np.maximum(1 - alpha, 0) - 1e-12)
-    assert delta[0] == pytest.approx(1, abs=1e-5)
+    for alpha in (np.linspace(1e-4, 3, 6001), np.linspace(1, 500, 6001)):
+        delta = fixed_size_delta(np.log(alpha), rate, mu)
+        slopes = np.diff(delta)
+        assert np.all(slopes <= 1e-15)
+        assert np.all(np.diff(slopes) >= -1e-15)
+        assert np.all(delta >= np.maximum(1 - alpha, 0) - 1e-15)
+    assert fixed_size_delta(np.array([-40.0]), rate, mu)[0] == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize(("rate", "mu"), itertools.product((1e-3, 0.2, 0.99, 1.0), (0.05, 1.0, 5.0)))
@@ -115,7 +114,7 @@ def test_poisson_profiles_by_quadrature(rate: float, mu: float) -> None:
     epsilons = np.array([0.0, 1e-3, 0.05, 0.2, 1.0, 3.0])
     assert removed_delta(epsilons, rate, mu) == pytest.approx(exact_delta(p, q, step, epsilons), abs=1e-7)
     assert added_delta(epsilons, rate, mu) == pytest.approx(exact_delta(q, p, step, epsilons), abs=1e-7)
-    both = np.concatenate([-epsilons, epsilons])
+    both = np.concatenate([-epsilons[:0:-1], epsilons])
     for pmf, exact in zip(
         poisson_pmfs(rate, mu, 0.01 * mu),
         (exact_delta(p, q, step, both), exact_delta(q, p, step, both)),
@@ -185,7 +184,7 @@ def test_not_below_simulation(noise: float, rounds: int) -> None:
     loss = np.logaddexp(math.log1p(-rate), math.log(rate) + shift * (output - shift / 2)).sum(axis=1)
     spent = [(event(cohort, clients, noise), rounds)]
     margin = math.sqrt(math.log(1e6) / (2 * runs))
-    for delta in (0.05, 0.1, 0.3):
+    for delta in (0.05, 0.1):
         cost = epsilon(spent, delta)
         simulated = np.maximum(0, -np.expm1(np.minimum(cost - loss, 0))).mean()
         assert simulated - margin <= delta

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from dpfedls import InputError
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.partition import iid
+from dpfedls.tasks.shakespeare import speeches
 from dpfedls.tasks.task import make_task
 
 
@@ -57,7 +60,7 @@ def test_missing_data_says_which_file_goes_where(monkeypatch, tmp_path):
     with pytest.raises(InputError, match="DPFEDLS_DATA does not say"):
         make_task("mnist-logistic", 500, SeededStreams(0))
     monkeypatch.setenv("DPFEDLS_DATA", str(tmp_path))
-    with pytest.raises(InputError, match=r"mnist/train-images.* is not there"):
+    with pytest.raises(InputError, match=r"mnist/train-images.* is not there; put it there"):
         make_task("mnist-logistic", 500, SeededStreams(0))
 
 
@@ -85,3 +88,36 @@ def test_more_clients_than_samples_is_refused():
 def test_unknown_tasks_name_the_nearest():
     with pytest.raises(InputError, match="did you mean 'mnist-logistic'"):
         make_task("mnist-logistics", 10, SeededStreams(0))
+
+
+@pytest.mark.data
+def test_shakespeares_roles_are_leafs(data_folder, monkeypatch):
+    """The oracle: 1,129 clients and 4,226,160 samples counted by LEAF's rules on this edition."""
+    text = gzip.open(data_folder / "shakespeare" / "t8.shakespeare.txt.gz", "rt").read()
+    counts = json.loads(
+        (data_folder / "shakespeare" / "leaf_client_sample_counts.json").read_text()
+    )
+    found = {name: len(said) - 80 for name, said in speeches(text).items() if len(said) > 80}
+    assert found == counts
+    assert (len(found), sum(found.values())) == (1129, 4_226_160)
+
+
+@pytest.mark.data
+def test_shakespeares_windows_are_views_and_stay_within_a_role(data_folder, monkeypatch):
+    monkeypatch.setenv("DPFEDLS_DATA", str(data_folder))
+    task = make_task("shakespeare-lstm", 975, SeededStreams(0))
+    data = task.data
+    assert data.num_clients == 975
+    assert data.sizes.sum() == 2_950_359
+    assert data.features.stride() == (1, 1)  # 80 times the text in no more memory than the text
+    features, targets = data.client(3)
+    assert torch.equal(features[1], torch.cat([features[0, 1:], targets[:1]]))
+    others = np.delete(np.arange(975), 3)
+    last = data.starts[3] + data.sizes[3] + 80
+    assert (data.starts[others] >= last).sum() + (data.starts[others] < data.starts[3]).sum() == 974
+    few = make_task("shakespeare-lstm", 5, SeededStreams(0))
+    assert few.data.num_clients == 5
+    with pytest.raises(InputError, match="use at most 975"):
+        make_task("shakespeare-lstm", 976, SeededStreams(0))
+    with torch.no_grad():
+        assert task.model(few.test[0][:2].long()).shape == (2, 79)

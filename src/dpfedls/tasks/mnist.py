@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import os
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
+from dpfedls.tasks.files import data_file
 from dpfedls.tasks.models import logistic_regression
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.task import Task
@@ -41,17 +39,5 @@ def standardised(pixels: np.ndarray) -> Tensor:
 
 
 def _read_idx(name: str, header: int) -> np.ndarray:
-    folder = os.environ.get("DPFEDLS_DATA")
-    if not folder:
-        raise InputError(
-            "the MNIST files are needed, and DPFEDLS_DATA does not say where they are; set it to a "
-            f"folder that holds mnist/{name} and its three siblings"
-        )
-    path = Path(folder) / "mnist" / name
-    if not path.is_file():
-        raise InputError(
-            f"{path} is not there; put MNIST's four .gz files into that folder, or set "
-            "DPFEDLS_DATA to the folder that holds mnist/"
-        )
-    with gzip.open(path) as file:
+    with gzip.open(data_file("mnist", name)) as file:
         return np.frombuffer(file.read(), dtype=np.uint8, offset=header)

@@ -30,6 +30,7 @@ _TASKS = {
     "digits-logistic": "dpfedls.tasks.digits",
     "mnist-logistic": "dpfedls.tasks.mnist",
     "mnist5k-logistic": "dpfedls.tasks.mnist5k",
+    "shakespeare-lstm": "dpfedls.tasks.shakespeare",
     "synthetic-logistic": "dpfedls.tasks.synthetic",
 }
 

@@ -1,0 +1,325 @@
+"""Bugs that real systems have had, planted in the real path: each must be caught.
+
+A check returns what it finds wrong: nothing on correct code, something once the bug is planted.
+``one_round``, the statistical one, raises a false alarm in at most 1 % of seeds, ``cohorts`` in
+0.1 %; the others are deterministic. Seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from federations import linear_clients, local, plan, start_model
+from torch import nn
+
+from dpfedls import FixedSizeSampling, Identity, InputError, PoissonSampling, PrivacyPlan
+from dpfedls import clients as clients_module
+from dpfedls import server as server_module
+from dpfedls import simulation as simulation_module
+from dpfedls.audit.cohorts import audit_cohorts
+from dpfedls.audit.gdp import audit_round
+from dpfedls.audit.neighbours import LAYOUT
+from dpfedls.audit.replay import audit_replay
+from dpfedls.experiments import recipe as recipes
+from dpfedls.experiments import run as runs
+from dpfedls.experiments.checkpoint import FILE
+from dpfedls.experiments.verify import verify
+from dpfedls.local_update import LoopedUpdate, cross_entropy
+from dpfedls.parameters import Layout
+from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
+from dpfedls.randomness import SeededStreams
+from dpfedls.server import Server
+from dpfedls.simulation import Simulation, trainable_copy
+
+POISSON, FIXED = PoissonSampling(rate=0.4), FixedSizeSampling(cohort=8)
+
+
+# The checks.
+
+
+def one_round(sampler=POISSON, tmp_path=None):
+    """The lower bound on μ, from 400 trials, above the claim."""
+    found = audit_round(plan(sampler=sampler), SeededStreams(5), trials=400)
+    return [] if found.consistent else [f"mu >= {found.mu_lower}, claimed {found.mu_claimed}"]
+
+
+def replayed(sampler=POISSON, tmp_path=None):
+    """A difference in anything but the sum, when one person changes and the noise does not."""
+    return audit_replay(plan(sampler=sampler))
+
+
+def cohorts(sampler=POISSON, tmp_path=None):
+    """Cohorts that are not drawn as the plan's event says."""
+    return audit_cohorts(plan(sampler=sampler), SeededStreams(5)).problems
+
+
+def ledger(sampler=POISSON, tmp_path=None):
+    """A deployed run goes back to an old checkpoint, as after a crash: is every release paid for?"""
+    folder, releases, kept = tmp_path / "run", [], []
+    settings = ["mode=deployed", "plan.num_clients=40", "plan.rounds=4", "plan.noise_multiplier=1.0"]
+    real = server_module.gaussian_release
+
+    def counting(*args):
+        releases.append(args)
+        return real(*args)
+
+    def stop_after_three(log):
+        kept.append((folder / FILE).read_bytes())
+        if log.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as watching:
+        watching.setattr(server_module, "gaussian_release", counting)
+        with pytest.raises(KeyboardInterrupt):
+            runs.start(recipes.read("synthetic", settings), folder, stop_after_three)
+        (folder / FILE).write_bytes(kept[1])
+        runs.resume(folder)
+    _, entries, _, _ = read_ledger(folder / "ledger.sqlite")
+    unpaid = len(releases) - len(entries)
+    return verify(folder)["problems"] + [f"{unpaid} releases were never paid for"] * (unpaid > 0)
+
+
+class Counter(nn.Linear):
+    """A model that counts the samples it has seen, as BatchNorm does, in a buffer."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, features):
+        self.seen += len(features)
+        return super().forward(features)
+
+
+def buffers(sampler=POISSON, tmp_path=None):
+    """A model with a buffer is refused at the start, or else the buffer tells who took part."""
+    seen = []
+    for size in (6, 0):  # client 0 as it is, and with nothing
+        clients = linear_clients()
+        clients[0] = tuple(part[:size] for part in clients[0])
+        data = clients_module.ClientData.from_pairs(clients)
+        try:
+            model = trainable_copy(Counter(), "cpu")
+        except InputError:
+            return []
+        promised, layout = plan(sampler=PoissonSampling(rate=1.0)), Layout.of(model)
+        server = Server(promised, Identity(), layout, MemoryLedger(promised))
+        update = LoopedUpdate(model, cross_entropy, layout, data, local(), promised.clip_norm)
+        Simulation(data, update, server, SeededStreams(0), 7).run_round(
+            server.start(layout.read(model))
+        )
+        seen.append(float(model.seen))
+    return [] if seen[0] == seen[1] else [f"un-noised buffer {seen[0]} or {seen[1]}"]
+
+
+# The bugs: each takes pytest's monkeypatch and plants itself.
+
+
+def scaled_noise(factor):
+    def plant(patch):
+        real = server_module.gaussian_release
+
+        def release(total, plan, noise, layout):
+            return real(
+                total,
+                plan,
+                lambda dim, device: noise(dim, device).mul_(factor),
+                layout,
+            )
+
+        patch.setattr(server_module, "gaussian_release", release)
+
+    return plant
+
+
+def no_clipping(patch):
+    patch.setattr(simulation_module, "clip", lambda updates, norm: updates)
+
+
+def clipping_by_layer(patch):
+    real = simulation_module.clip
+
+    def clip(updates, norm):
+        return torch.cat([real(piece, norm) for piece in updates.split(LAYOUT.sizes, dim=1)], dim=1)
+
+    patch.setattr(simulation_module, "clip", clip)
+
+
+def divide_by(patch, count):
+    """Let the denominator be ``count`` of the round's cohort and of the rows that were not finite."""
+    seen = {"cohort": 1, "broken": 0}
+    blocks, clip = Simulation._blocks, simulation_module.clip
+
+    def watched_blocks(self, cohort):
+        seen.update(cohort=len(cohort), broken=0)
+        return blocks(self, cohort)
+
+    def watched_clip(updates, norm):
+        seen["broken"] += int((~torch.isfinite(updates).all(dim=1)).sum())
+        return clip(updates, norm)
+
+    expected = PrivacyPlan.expected_cohort.fget
+    patch.setattr(Simulation, "_blocks", watched_blocks)
+    patch.setattr(simulation_module, "clip", watched_clip)
+    # Only the server divides by it; the audit must go on knowing the public number.
+    real = server_module.gaussian_release
+
+    def release(*args):
+        with pytest.MonkeyPatch.context() as inner:
+            wrong = property(lambda self: count(expected(self), **seen))
+            inner.setattr(PrivacyPlan, "expected_cohort", wrong)
+            return real(*args)
+
+    patch.setattr(server_module, "gaussian_release", release)
+
+
+def realised_cohort(patch):
+    divide_by(patch, lambda expected, cohort, broken: max(cohort, 1))
+
+
+def broken_clients_leave_the_denominator(patch):
+    divide_by(patch, lambda expected, cohort, broken: expected - broken)
+
+
+def weights_from_clients(patch):
+    """As FedAvg weighs by the samples that clients say they have."""
+
+    def run_round(self, state):
+        plan, t = self.server.plan, state.round
+        cohort = plan.sampler.sample(plan.num_clients, self.streams.sampling(t))
+        updates = self.local_update(state.params, cohort, t, self.streams.shuffling(t))
+        weights = torch.from_numpy(self.data.sizes[cohort] / self.data.sizes.mean())
+        clipped = simulation_module.clip(updates, plan.clip_norm).double()
+        total = (clipped * weights[:, None]).sum(dim=0)
+        return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
+
+    patch.setattr(Simulation, "run_round", run_round)
+
+
+def same_noise_every_round(patch):
+    real = SeededStreams.noise
+    patch.setattr(SeededStreams, "noise", lambda self, round_: real(self, 0))
+
+
+def buffers_allowed(patch):
+    patch.setattr(simulation_module, "check_model", lambda model: None)
+
+
+def fixed_size_drawn_for_poisson(patch):
+    def sample(self, num_clients, rng):
+        size = round(self.expected_cohort(num_clients))
+        return np.sort(rng.choice(num_clients, size, replace=False))
+
+    patch.setattr(PoissonSampling, "sample", sample)
+
+
+def fixed_size_with_poissons_sensitivity(patch):
+    patch.setattr(FixedSizeSampling, "sensitivity_in_clip_norms", 1.0)
+
+
+def nothing_paid_after_resuming(patch):
+    real_open, real_spend = SqliteLedger.__init__, SqliteLedger.spend
+
+    def opened(self, *args):
+        real_open(self, *args)
+        self.resumed = bool(self.entries)
+
+    def spend(self, *args):
+        if not self.resumed:
+            real_spend(self, *args)
+
+    patch.setattr(SqliteLedger, "__init__", opened)
+    patch.setattr(SqliteLedger, "spend", spend)
+
+
+def a_round_is_paid_for_once(patch):
+    """The release is new, for its noise is; the ledger takes it for the old one by its number."""
+    real = MemoryLedger.spend
+
+    def spend(self, event, round_, nonce):
+        if all(entry.round != round_ for entry in self.entries):
+            real(self, event, round_, nonce)
+
+    patch.setattr(MemoryLedger, "spend", spend)
+
+
+BUGS = {  # name: (the bug, the check that catches it, the sampler)
+    "noise × 0.8": (scaled_noise(0.8), one_round, POISSON),
+    "noise × 0.8, fixed size": (scaled_noise(0.8), one_round, FIXED),
+    "noise × 0.5": (scaled_noise(0.5), one_round, POISSON),
+    "no clipping": (no_clipping, one_round, POISSON),
+    "no clipping, replayed": (no_clipping, replayed, FIXED),
+    "division by the realised cohort": (realised_cohort, replayed, POISSON),
+    "per-layer clipping accounted as flat": (clipping_by_layer, one_round, POISSON),
+    "per-layer clipping, replayed": (clipping_by_layer, replayed, FIXED),
+    "client-supplied weights": (weights_from_clients, one_round, POISSON),
+    "client-supplied weights, replayed": (weights_from_clients, replayed, FIXED),
+    "the same noise every round": (same_noise_every_round, one_round, POISSON),
+    "a NaN client dropped from the denominator": (
+        broken_clients_leave_the_denominator,
+        replayed,
+        FIXED,
+    ),
+    "un-noised buffers": (buffers_allowed, buffers, POISSON),
+    "fixed-size sampling accounted as Poisson, drawn": (
+        fixed_size_drawn_for_poisson,
+        cohorts,
+        POISSON,
+    ),
+    "fixed-size sampling accounted as Poisson, sensitivity": (
+        fixed_size_with_poissons_sensitivity,
+        one_round,
+        FIXED,
+    ),
+    "a resumed round not paid for: none after resuming": (
+        nothing_paid_after_resuming,
+        ledger,
+        POISSON,
+    ),
+    "a resumed round not paid for: the one run again": (a_round_is_paid_for_once, ledger, POISSON),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_bug_is_caught(name, monkeypatch, tmp_path):
+    plant, check, sampler = BUGS[name]
+    plant(monkeypatch)
+    assert check(sampler, tmp_path), f"{name} went unnoticed"
+
+
+@pytest.mark.parametrize("check", [one_round, replayed, cohorts, ledger, buffers])
+@pytest.mark.parametrize("sampler", [POISSON, FIXED])
+def test_correct_code_raises_no_alarm(check, sampler, tmp_path):
+    assert check(sampler, tmp_path) == []
+
+
+def test_the_audit_notices_noise_that_is_a_tenth_too_small_given_trials_enough(monkeypatch):
+    """3,000 trials; missed with probability below 1e-3."""
+    scaled_noise(0.9)(monkeypatch)
+    assert not audit_round(plan(), SeededStreams(0), trials=3000).consistent
+
+
+def test_mixing_samplers_in_one_account_is_refused():
+    """No way to account silently for one sampling as for another."""
+    from dpfedls.privacy import epsilon
+
+    events = [plan(sampler=sampler).round_event for sampler in (POISSON, FIXED)]
+    with pytest.raises(InputError, match="cannot share one ε"):
+        epsilon([(event, 1) for event in events], 1e-3)
+    ours = MemoryLedger(plan(sampler=POISSON))
+    with pytest.raises(InputError, match="opened for"):
+        ours.spend(events[1], 0, "nonce")
+
+
+def test_a_plan_that_says_one_noise_and_adds_another_does_not_exist():
+    """Noise, sensitivity and event come from one number each; only a new plan changes them."""
+    promised = plan(sampler=FIXED, noise_multiplier=2.0)
+    assert promised.round_event.noise_over_sensitivity == pytest.approx(
+        promised.noise_stddev / promised.sensitivity
+    )
+    with pytest.raises(AttributeError):
+        promised.noise_multiplier = 0.1
+    assert msgspec.structs.replace(promised, noise_multiplier=0.1) != promised
+    assert start_model() is not None
