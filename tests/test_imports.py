@@ -54,6 +54,7 @@ ALLOWED = {
         "privacy",
         "sampling",
         "simulation",
+        "theory",
     },
 }
 

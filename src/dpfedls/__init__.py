@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from dpfedls.denoising import JamesStein as JamesStein
     from dpfedls.denoising import LaplacianSmoothing as LaplacianSmoothing
     from dpfedls.denoising import SoftThreshold as SoftThreshold
-    from dpfedls.denoising import effective_dimension as effective_dimension
     from dpfedls.denoising import smooth as smooth
     from dpfedls.errors import BudgetExhausted as BudgetExhausted
     from dpfedls.errors import InputError as InputError
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from dpfedls.sampling import PoissonSampling as PoissonSampling
     from dpfedls.simulation import Result as Result
     from dpfedls.simulation import train as train
+    from dpfedls.theory import effective_dimension as effective_dimension
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,7 +60,7 @@ _HOMES = {
     "Release": "gaussian",
     "Result": "simulation",
     "SoftThreshold": "denoising",
-    "effective_dimension": "denoising",
+    "effective_dimension": "theory",
     "replace_batch_norm": "modules",
     "smooth": "denoising",
     "train": "simulation",

@@ -109,16 +109,6 @@ def smooth(tensor: Tensor, strength: float) -> Tensor:
     return ring.view(tensor.shape).to(tensor.dtype)
 
 
-def effective_dimension(dim: int, strength: float, power: int = 1) -> float:
-    """Σ Λ_i^power, Λ_i the eigenvalues of the smoothing: d_σ for power 1, d̃_σ for 2 (Theorem 3).
-
-    This is also the factor, out of ``dim``, by which smoothing lowers noise variance (power 2).
-    """
-    require_not_negative("strength", strength, "0 switches smoothing off")
-    k = torch.arange(dim, dtype=torch.float64)
-    return float(_eigenvalues(k, dim, strength).pow(-power).sum())
-
-
 def _eigenvalues(k: Tensor, dim: int, strength: float) -> Tensor:
     # Of I + strength · L on a ring: 1 + 2s(1 − cos(2πk/d)), written so that small k is exact.
     return 1 + 4 * strength * torch.sin(math.pi * k / dim).square()

@@ -93,7 +93,8 @@ def test_unknown_tasks_name_the_nearest():
 @pytest.mark.data
 def test_shakespeares_roles_are_leafs(data_folder, monkeypatch):
     """The oracle: 1,129 clients and 4,226,160 samples counted by LEAF's rules on this edition."""
-    text = gzip.open(data_folder / "shakespeare" / "t8.shakespeare.txt.gz", "rt").read()
+    with gzip.open(data_folder / "shakespeare" / "t8.shakespeare.txt.gz", "rt") as file:
+        text = file.read()
     counts = json.loads(
         (data_folder / "shakespeare" / "leaf_client_sample_counts.json").read_text()
     )

@@ -68,12 +68,11 @@ def theory(
         raise InputError(
             "--delta and --lambda mean nothing without --epsilon; give it, or drop them"
         )
-    budget = None
+    budget, chosen_delta = None, clients**-1.1 if delta is None else delta
     if epsilon is not None:
-        delta = clients**-1.1 if delta is None else delta
         budget = settle(
             epsilon,
-            delta,
+            chosen_delta,
             clients=clients,
             cohort=cohort,
             lipschitz=lipschitz,
@@ -102,7 +101,7 @@ def theory(
     )
     values = _values(problem, case, convergence(problem, case.value), budget)
     if budget is not None:
-        values |= {"epsilon": epsilon, "delta": delta}
+        values |= {"epsilon": epsilon, "delta": chosen_delta}
     if accuracy is not None:
         terms = communication(problem, case.value, accuracy)
         values["communication"] = terms | {"total": sum(terms.values())}

@@ -57,7 +57,7 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
 
 @functools.cache
 def _read() -> tuple[Tensor, int, np.ndarray]:
-    """The text as small numbers, how many characters there are, and where each role begins and ends."""
+    """The text as small numbers, how many characters there are, each role's begin and end."""
     with gzip.open(data_file("shakespeare", "t8.shakespeare.txt.gz"), "rt") as file:
         said = speeches(file.read())
     said = {name: s for name, s in said.items() if 0.7 * (len(s) - WINDOW) >= LEAST_TRAINED}

@@ -49,12 +49,13 @@ def settle(
 ) -> Budget:
     """The missing one of rounds and noise; both missing, the rounds of Theorem 3 and their noise.
 
-    Guarantees: (ε, δ)-DP under replacing one client of a fixed-size cohort, if the conditions hold.
+    Theorem 1 then claims (ε, δ)-DP under replacing one client, if the conditions hold. Its lemma
+    sums over integer orders while α is fractional: ``dpfedls.privacy`` confirms noise by PLD.
     """
     _check(epsilon, delta, lambda_, rounds, noise_multiplier)
     grid = LAMBDAS if lambda_ is None else np.array([lambda_])
     rate, log_delta = cohort / clients, math.log(1 / delta)
-    # Both sides of Eq. (4) are linear in T: ν₁² = T · cost.
+    # Eq. (4) squared is linear in T: ν₁² = T · cost.
     cost = 14 * rate**2 / (grid * epsilon**2) * (log_delta / (1 - grid) + epsilon)
     if rounds is not None:
         counts = np.full_like(grid, rounds)

@@ -57,7 +57,7 @@ def effective_dimension(dim: int, strength: float, power: Literal[1, 2] = 1) -> 
     if power == 1:
         return dim * coth / s
     csch_squared = 4 * math.exp(-2 * x) / math.expm1(-2 * x) ** 2  # sinh would overflow
-    return dim * ((1 + 2 * strength) / s**3 * coth + dim / (2 * s**2) * csch_squared)
+    return dim * ((1 + 2 * strength) / s**3 * coth + dim / (2 + 8 * strength) * csch_squared)
 
 
 def effective_dimension_by_sum(dim: int, strength: float, power: Literal[1, 2] = 1) -> float:
