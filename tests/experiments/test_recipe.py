@@ -14,10 +14,10 @@ NAMES = recipes.names()
 
 
 def test_every_recipe_is_found_and_described():
-    assert len(NAMES) == 8
+    assert len(NAMES) == 11
     listed = catalogue()
     assert [entry["name"] for entry in listed] == NAMES
-    assert all(entry["reproduces"] or entry["about"] for entry in listed)
+    assert all(len(entry["about"]) > 20 for entry in listed)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,11 +7,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy.io import savemat
 
 from dpfedls import InputError
 from dpfedls.randomness import SeededStreams
+from dpfedls.tasks.models import cnn
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.shakespeare import speeches
+from dpfedls.tasks.street_digits import draw
 from dpfedls.tasks.task import make_task
 
 
@@ -122,3 +125,61 @@ def test_shakespeares_windows_are_views_and_stay_within_a_role(data_folder, monk
         make_task("shakespeare-lstm", 976, SeededStreams(0))
     with torch.no_grad():
         assert task.model(few.test[0][:2].long()).shape == (2, 79)
+
+
+def test_svhn_is_read_from_mat_files(tmp_path, monkeypatch):
+    """Files as the SVHN page describes them, written here: (32, 32, 3, n), zero written as ten."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "svhn").mkdir()
+    written = {}
+    for part, count in (("train", 30), ("extra", 50), ("test", 10_040)):
+        images = rng.integers(256, size=(32, 32, 3, count), dtype=np.uint8)
+        labels = rng.integers(1, 11, size=(count, 1), dtype=np.uint8)
+        savemat(tmp_path / "svhn" / f"{part}_32x32.mat", {"X": images, "y": labels})
+        written[part] = images, labels
+    monkeypatch.setenv("DPFEDLS_DATA", str(tmp_path))
+    task = make_task("svhn-cnn", 8, SeededStreams(0))
+    assert task.data.sizes.tolist() == [10] * 8
+    assert task.data.features.shape == (80, 3, 32, 32)
+    assert len(task.test[1]) == 40
+    assert sum(p.numel() for p in task.model.parameters()) == 3_431_754
+    # The first training image is there, with its colours and its label.
+    images, labels = written["train"]
+    pixel = (images[4, 7, :, 0] / 255 - [0.4377, 0.4438, 0.4728]) / [0.1980, 0.2010, 0.1970]
+    near = (task.data.features[:, :, 4, 7] - torch.tensor(pixel, dtype=torch.float32)).abs()
+    assert int(task.data.targets[near.sum(dim=1).argmin()]) == int(labels[0, 0]) % 10
+
+
+@pytest.mark.data
+def test_five_thousand_svhn_images(data_folder, monkeypatch):
+    monkeypatch.setenv("DPFEDLS_DATA", str(data_folder))
+    task = make_task("svhn5k-cnn", 400, SeededStreams(0))
+    assert set(task.data.sizes) == {10}
+    labels = torch.cat([task.data.targets, task.test[1]])
+    assert torch.bincount(labels).tolist() == [339, 988, 775, 561, 496, 450, 381, 376, 316, 318]
+
+
+def test_street_digits_are_drawn_from_the_seed_alone():
+    images, digits = draw(60, torch.Generator().manual_seed(0))
+    again, _ = draw(60, torch.Generator().manual_seed(0))
+    assert torch.equal(images, again)
+    assert images.shape == (60, 3, 32, 32)
+    assert float(images.min()) >= -2
+    assert float(images.max()) <= 2
+    assert set(digits.tolist()) == set(range(10))
+
+
+def test_street_digits_can_be_read():
+    """A small network learns them from 3,000 images: the label is in the picture."""
+    torch.manual_seed(0)
+    images, digits = draw(3400, torch.Generator().manual_seed(0))
+    model = cnn(width=1 / 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(6):
+        for batch in torch.randperm(3000).split(50):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images[batch]), digits[batch]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        right = (model(images[3000:]).argmax(dim=1) == digits[3000:]).float().mean()
+    assert right > 0.5

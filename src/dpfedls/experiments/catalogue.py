@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import resources
 from typing import Any
@@ -22,7 +23,14 @@ def catalogue() -> list[dict[str, Any]]:
                     "name": name,
                     "reproduces": values.get("reproduces", ""),
                     "task": values["task"],
-                    "about": text.partition("\n")[0].removeprefix(f"# dpfedls run {name}").strip(),
+                    "about": _about(text, name),
                 }
             )
     return found
+
+
+def _about(text: str, name: str) -> str:
+    """What a recipe's opening comment says beside, or below, the command that runs it."""
+    first, second, *_ = text.splitlines()
+    beside = re.sub(rf"^# dpfedls run {name}( --\S+ \S+)*", "", first).strip()
+    return beside or second.lstrip("# ")

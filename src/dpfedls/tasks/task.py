@@ -25,13 +25,16 @@ class Task:
 
 TaskMaker = Callable[[int, SeededStreams], Task]
 
-# Modules, not functions: a task's packages are imported when it is asked for.
+# By name, not imported: a task's packages are loaded when it is asked for.
 _TASKS = {
-    "digits-logistic": "dpfedls.tasks.digits",
-    "mnist-logistic": "dpfedls.tasks.mnist",
-    "mnist5k-logistic": "dpfedls.tasks.mnist5k",
-    "shakespeare-lstm": "dpfedls.tasks.shakespeare",
-    "synthetic-logistic": "dpfedls.tasks.synthetic",
+    "digits-logistic": "digits:make",
+    "mnist-logistic": "mnist:make",
+    "mnist5k-logistic": "mnist5k:make",
+    "shakespeare-lstm": "shakespeare:make",
+    "street-digits-cnn": "street_digits:make",
+    "svhn-cnn": "svhn:make",
+    "svhn5k-cnn": "svhn:make_small",
+    "synthetic-logistic": "synthetic:make",
 }
 
 
@@ -41,5 +44,6 @@ def make_task(name: str, num_clients: int, streams: SeededStreams) -> Task:
         raise unknown("task", name, _TASKS)
     with torch.random.fork_rng(devices=[]):  # initial weights follow the run's seed, not torch's
         torch.manual_seed(streams.torch_generator("model").initial_seed())
-        make: TaskMaker = importlib.import_module(_TASKS[name]).make
+        module, maker = _TASKS[name].split(":")
+        make: TaskMaker = getattr(importlib.import_module(f"dpfedls.tasks.{module}"), maker)
         return make(num_clients, streams)
