@@ -10,7 +10,11 @@ x = torch.randn(500, 20, 64)  # 500 people with 20 samples each
 y = (x @ truth).argmax(dim=-1)
 
 plan = dpfedls.PrivacyPlan(
-    sampler=dpfedls.PoissonSampling(rate=0.05), num_clients=500, rounds=30, clip_norm=0.3, delta=1e-3
+    sampler=dpfedls.PoissonSampling(rate=0.05),
+    num_clients=500,
+    rounds=30,
+    clip_norm=0.3,
+    delta=1e-3,
 ).calibrated(epsilon=4.0)
 result = dpfedls.train(
     model=torch.nn.Linear(64, 10),

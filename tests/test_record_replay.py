@@ -7,6 +7,7 @@ them; under replace-one somebody else stands in their place. Deterministic: no f
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import sqlite3
@@ -14,7 +15,6 @@ import sqlite3
 import msgspec
 import pytest
 import torch
-from federations import linear_clients, local, plan, start_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +35,7 @@ from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.simulation import federate
 from dpfedls.tasks.task import make_task
+from federations import linear_clients, local, plan, start_model
 
 X, Y = linear_clients()[0]
 PEOPLE = {
@@ -57,12 +58,8 @@ def record(person, sampler, projection="step", block_size=None, round_=0):
         model, data, server, local(projection=projection), SeededStreams(0), block_size=block_size
     )
     start = server.start(server.layout.read(model))
-    state = simulation.run_round(msgspec_replace_round(start, round_))
+    state = simulation.run_round(dataclasses.replace(start, round=round_))
     return Recorded(server.totals[0], recorder.releases[0], state, ledger)
-
-
-def msgspec_replace_round(state, round_):
-    return type(state)(round_, state.params, state.average)
 
 
 @pytest.mark.parametrize("projection", ["step", "final"])

@@ -8,7 +8,7 @@ import sys
 import click
 import typer
 
-from dpfedls.commands import privacy, theory, training
+from dpfedls.commands import audit, privacy, theory, training
 from dpfedls.errors import BudgetExhausted, InputError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ for command in (
     training.resume,
     training.report,
     training.doctor,
+    audit.audit,
     theory.theory,
 ):
     app.command()(command)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -132,9 +132,9 @@ class VmappedUpdate(_Update):
             step = torch.cat([g.reshape(len(clients), -1) for g in gradients], dim=1)
             if self.local.weight_decay:
                 step.add_(weights, alpha=self.local.weight_decay)
-            weights.sub_(step.mul_(active), alpha=rate)
+            weights.sub_(step.mul_(active), alpha=rate)  # a client that has finished rests
             if self.local.projection == "step":
-                project(weights, params, self.clip_norm)
+                project(weights, params, self.clip_norm, active)
         return weights.sub_(params)
 
     def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -167,8 +167,16 @@ class LoopedUpdate(_Update):
         return updates
 
 
-def project(weights: Updates, centre: Vector, radius: float) -> Updates:
-    """Move each row, in place, to the nearest point of the ball around ``centre``."""
+def project(
+    weights: Updates, centre: Vector, radius: float, active: Bool[Tensor, "clients 1"] | None = None
+) -> Updates:
+    """Move each active row, in place, to the nearest point of the ball around ``centre``.
+
+    A row that rests keeps every bit: projected again it could round otherwise, and then a client's
+    update would depend, if only by rounding, on who else is in the block.
+    """
     distance = torch.linalg.vector_norm(weights - centre, dim=1, keepdim=True)
     inside = (radius / distance).clamp(max=1.0)
+    if active is not None:
+        inside = inside.where(active, 1.0)
     return weights.lerp_(centre, 1.0 - inside)

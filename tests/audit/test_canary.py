@@ -8,7 +8,7 @@ from scipy import stats
 
 from dpfedls import InputError
 from dpfedls.audit.canary import cosines, judge_cosines, random_directions
-from dpfedls.audit.recipe import audit_recipe
+from dpfedls.audit.recipe import audit_recipe, canary_run
 from dpfedls.experiments import recipe as recipes
 from dpfedls.server import gaussian_release
 
@@ -17,10 +17,6 @@ def synthetic(*settings):
     # What is learned is to the canaries another noise; a small learning rate keeps it small.
     base = ["plan.num_clients=200", "plan.rounds=10", "local.learning_rate=0.001"]
     return recipes.read("synthetic", [*base, *settings])
-
-
-def canary(recipe, **changes):
-    return audit_recipe(recipe, **({"trials": 100, "canaries": 40} | changes))
 
 
 def test_directions_nobody_sent_have_the_known_law():
@@ -46,13 +42,11 @@ def test_the_lower_bound_holds_and_is_near(mu):
 
 def test_one_run_stays_within_the_claim_and_sees_more_where_there_is_less_noise():
     """The seed is fixed; over seeds, the first two assertions fail in at most 1 % each."""
-    quiet, loud = (
-        canary(synthetic(f"plan.noise_multiplier={z}"))["canary"][0] for z in (0.2, 5.0)
-    )
+    quiet, loud = (canary_run(synthetic(f"plan.noise_multiplier={z}"), 40)[0] for z in (0.2, 5.0))
     claimed = synthetic("plan.noise_multiplier=0.2").plan.epsilon()
-    assert 0.5 < quiet["epsilon_lower"] <= claimed
-    assert loud["epsilon_lower"] <= synthetic("plan.noise_multiplier=5.0").plan.epsilon()
-    assert loud["epsilon"] < quiet["epsilon"]
+    assert 0.5 < quiet.epsilon_lower <= claimed
+    assert loud.epsilon_lower <= synthetic("plan.noise_multiplier=5.0").plan.epsilon()
+    assert loud.epsilon < quiet.epsilon
 
 
 def test_noise_that_is_all_but_missing_is_caught_by_the_canaries(monkeypatch):
@@ -61,19 +55,20 @@ def test_noise_that_is_all_but_missing_is_caught_by_the_canaries(monkeypatch):
         return gaussian_release(total, less, noise, layout)
 
     recipe = synthetic("plan.noise_multiplier=4.0")
-    assert canary(recipe)["consistent"]
+    assert audit_recipe(recipe, trials=100, canaries=40)["consistent"]
     monkeypatch.setattr("dpfedls.server.gaussian_release", faint)
-    problems = canary(recipe)["problems"]
+    problems = audit_recipe(recipe, trials=100, canaries=40)["problems"]
     assert any("canaries show ε" in problem for problem in problems), problems
 
 
 def test_the_run_is_repeatable_and_canaries_can_be_left_out():
     recipe = synthetic("plan.noise_multiplier=1.0")
-    assert canary(recipe)["canary"] == canary(recipe)["canary"]
-    assert canary(recipe, canaries=0)["canary"] == []
+    assert canary_run(recipe) == canary_run(recipe)
+    assert canary_run(recipe)[0].canaries == 65  # a quarter of the dimensions
+    assert canary_run(recipe, 0) == []
 
 
 @pytest.mark.parametrize("count", [-1, 9, 201])
 def test_counts_that_make_no_sense_are_refused(count):
     with pytest.raises(InputError, match="canaries must be"):
-        canary(synthetic("plan.noise_multiplier=1.0"), canaries=count)
+        canary_run(synthetic("plan.noise_multiplier=1.0"), count)

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import typer
-from federations import plan
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -18,7 +19,23 @@ from dpfedls.audit.replay import audit_replay
 from dpfedls.commands.audit import audit
 from dpfedls.privacy import RoundEvent, epsilon
 from dpfedls.randomness import SeededStreams, SystemStreams
+from federations import plan
 
+AUDITS = """
+import torch
+from dpfedls import FixedSizeSampling, PoissonSampling, PrivacyPlan
+from dpfedls.audit.gdp import audit_round
+from dpfedls.randomness import SeededStreams
+
+torch.set_num_threads(1)
+samplers, kept = [PoissonSampling(rate=0.4), FixedSizeSampling(cohort=8)], 0
+for seed in range(200):
+    noise = (0.5, 1.0, 4.0)[seed % 3]
+    plan = PrivacyPlan(sampler=samplers[seed % 2], num_clients=20, rounds=4, clip_norm=0.5,
+                       noise_multiplier=noise)
+    kept += audit_round(plan, SeededStreams(seed), trials=100).consistent
+print(kept)
+"""
 SAMPLERS = [PoissonSampling(rate=0.4), FixedSizeSampling(cohort=8)]
 
 
@@ -26,13 +43,13 @@ SAMPLERS = [PoissonSampling(rate=0.4), FixedSizeSampling(cohort=8)]
 @pytest.mark.parametrize("mu", [0.0, 0.7, 3.0])
 @pytest.mark.parametrize("paired", [True, False])
 def test_bounds_hold_as_often_as_they_say(bound, mu, paired):
-    """2,000 draws at confidence 90 %; false alarm 1e-6 if the bound fails in exactly 10 % of them."""
+    """500 draws at confidence 90 %; false alarm 1e-6 if the bound fails in exactly 10 % of them."""
     rng, over = np.random.default_rng(3), 0
-    for _ in range(2000):
+    for _ in range(500):
         absent = rng.normal(size=200)
         present = mu + (absent if paired else rng.normal(size=200))
         over += bound(present, absent, 0.9) > mu
-    assert over <= stats.binom(2000, 0.1).isf(1e-6)
+    assert over <= stats.binom(500, 0.1).isf(1e-6)
 
 
 def test_bounds_come_close_to_what_is_true():
@@ -59,22 +76,20 @@ def test_on_correct_code_the_bound_stays_below_the_claim():
     """200 audits of both samplings at confidence 99 %; 97 % must pass.
 
     False alarm: seven or more failures at 1 % each have probability 0.4 %; at the 0.25 % at which
-    the paired fit can fail, 1e-6.
+    the paired fit can fail, 1e-6. In a process of its own, without the run-time checks of shapes
+    that these tests have on: they take five times as long as a round.
     """
-    kept = 0
-    for seed in range(200):
-        promised = plan(sampler=SAMPLERS[seed % 2], noise_multiplier=(0.5, 1.0, 4.0)[seed % 3])
-        kept += audit_round(promised, SeededStreams(seed), trials=100).consistent
-    assert kept >= 194
+    done = subprocess.run([sys.executable, "-c", AUDITS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 194
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("noise", [0.3, 5.0])
+@pytest.mark.parametrize(("sampler", "noise"), [(SAMPLERS[0], 0.3), (SAMPLERS[1], 5.0)])
 def test_the_bound_is_near_the_claim_so_it_would_notice(sampler, noise):
-    """False alarm of each: 1 % above the claim, under 1 % below 0.9 of it."""
+    """False alarms: 1 % above the claim, 1e-4 below 0.8 of it."""
     promised = plan(sampler=sampler, noise_multiplier=noise)
-    found = audit_round(promised, SeededStreams(1), trials=1500)
-    assert 0.9 * found.mu_claimed < found.mu_lower <= found.mu_claimed
+    found = audit_round(promised, SeededStreams(1), trials=600)
+    assert 0.8 * found.mu_claimed < found.mu_lower <= found.mu_claimed
     assert found.mu_claimed == promised.sensitivity / promised.noise_stddev
     assert run_epsilon(promised, found.mu_claimed) == pytest.approx(promised.epsilon(), rel=1e-9)
     assert run_epsilon(promised, 0.0) == 0.0
@@ -82,14 +97,19 @@ def test_the_bound_is_near_the_claim_so_it_would_notice(sampler, noise):
 
 
 def test_deployed_noise_is_audited_without_a_seed():
-    """False alarm: 1 %; the noise is fresh each time, so no seed can be fixed."""
-    found = audit_round(plan(), SystemStreams(), trials=400, confidence=0.999999)
-    assert 0.4 < found.mu_lower <= found.mu_claimed
+    """False alarm: 1e-5; the noise is fresh each time, so no seed can be fixed."""
+    found = audit_round(plan(), SystemStreams(), trials=400, confidence=0.99999)
+    assert 0.3 < found.mu_lower <= found.mu_claimed
 
 
 @pytest.mark.parametrize(
     "sampler",
-    [*SAMPLERS, PoissonSampling(rate=1.0), FixedSizeSampling(cohort=20), PoissonSampling(rate=0.01)],
+    [
+        *SAMPLERS,
+        PoissonSampling(rate=1.0),
+        FixedSizeSampling(cohort=20),
+        PoissonSampling(rate=0.01),
+    ],
 )
 def test_correct_cohorts_and_rounds_pass(sampler):
     """40 audits at a false-alarm rate of 0.1 %: two or more alarms have probability 8e-4."""

@@ -1,17 +1,15 @@
 """Bugs that real systems have had, planted in the real path: each must be caught.
 
 A check returns what it finds wrong: nothing on correct code, something once the bug is planted.
-``one_round``, the statistical one, raises a false alarm in at most 1 % of seeds, ``cohorts`` in
-0.1 %; the others are deterministic. Seeds are fixed.
+``one_round`` and ``many_rounds``, the statistical ones, raise a false alarm in at most 1 % of
+seeds, ``cohorts`` in 0.1 %; the others are deterministic. Seeds are fixed.
 """
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from federations import linear_clients, local, plan, start_model
 from torch import nn
 
 from dpfedls import FixedSizeSampling, Identity, InputError, PoissonSampling, PrivacyPlan
@@ -28,10 +26,12 @@ from dpfedls.experiments.checkpoint import FILE
 from dpfedls.experiments.verify import verify
 from dpfedls.local_update import LoopedUpdate, cross_entropy
 from dpfedls.parameters import Layout
+from dpfedls.privacy import epsilon
 from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
 from dpfedls.randomness import SeededStreams
 from dpfedls.server import Server
 from dpfedls.simulation import Simulation, trainable_copy
+from federations import linear_clients, local, plan
 
 POISSON, FIXED = PoissonSampling(rate=0.4), FixedSizeSampling(cohort=8)
 
@@ -39,26 +39,36 @@ POISSON, FIXED = PoissonSampling(rate=0.4), FixedSizeSampling(cohort=8)
 # The checks.
 
 
-def one_round(sampler=POISSON, tmp_path=None):
-    """The lower bound on μ, from 400 trials, above the claim."""
-    found = audit_round(plan(sampler=sampler), SeededStreams(5), trials=400)
+def one_round(sampler, tmp_path, trials=150):
+    """The lower bound on μ above the claim."""
+    found = audit_round(plan(sampler=sampler), SeededStreams(5), trials=trials)
     return [] if found.consistent else [f"mu >= {found.mu_lower}, claimed {found.mu_claimed}"]
 
 
-def replayed(sampler=POISSON, tmp_path=None):
+def many_rounds(sampler, tmp_path):
+    """The same from 400 trials, so that noise × 0.8 escapes one seed in 5,000 at most."""
+    return one_round(sampler, tmp_path, trials=400)
+
+
+def replayed(sampler, tmp_path):
     """A difference in anything but the sum, when one person changes and the noise does not."""
     return audit_replay(plan(sampler=sampler))
 
 
-def cohorts(sampler=POISSON, tmp_path=None):
+def cohorts(sampler, tmp_path):
     """Cohorts that are not drawn as the plan's event says."""
     return audit_cohorts(plan(sampler=sampler), SeededStreams(5)).problems
 
 
-def ledger(sampler=POISSON, tmp_path=None):
-    """A deployed run goes back to an old checkpoint, as after a crash: is every release paid for?"""
+def ledger(sampler, tmp_path):
+    """Releases without payment, when a deployed run goes back to an old checkpoint."""
     folder, releases, kept = tmp_path / "run", [], []
-    settings = ["mode=deployed", "plan.num_clients=40", "plan.rounds=4", "plan.noise_multiplier=1.0"]
+    settings = [
+        "mode=deployed",
+        "plan.num_clients=40",
+        "plan.rounds=4",
+        "plan.noise_multiplier=1.0",
+    ]
     real = server_module.gaussian_release
 
     def counting(*args):
@@ -93,7 +103,7 @@ class Counter(nn.Linear):
         return super().forward(features)
 
 
-def buffers(sampler=POISSON, tmp_path=None):
+def buffers(sampler, tmp_path):
     """A model with a buffer is refused at the start, or else the buffer tells who took part."""
     seen = []
     for size in (6, 0):  # client 0 as it is, and with nothing
@@ -122,12 +132,7 @@ def scaled_noise(factor):
         real = server_module.gaussian_release
 
         def release(total, plan, noise, layout):
-            return real(
-                total,
-                plan,
-                lambda dim, device: noise(dim, device).mul_(factor),
-                layout,
-            )
+            return real(total, plan, lambda *shape: noise(*shape).mul_(factor), layout)
 
         patch.setattr(server_module, "gaussian_release", release)
 
@@ -148,7 +153,7 @@ def clipping_by_layer(patch):
 
 
 def divide_by(patch, count):
-    """Let the denominator be ``count`` of the round's cohort and of the rows that were not finite."""
+    """Let the denominator be a function of the round's cohort and its rows that are not finite."""
     seen = {"cohort": 1, "broken": 0}
     blocks, clip = Simulation._blocks, simulation_module.clip
 
@@ -246,8 +251,8 @@ def a_round_is_paid_for_once(patch):
 
 
 BUGS = {  # name: (the bug, the check that catches it, the sampler)
-    "noise × 0.8": (scaled_noise(0.8), one_round, POISSON),
-    "noise × 0.8, fixed size": (scaled_noise(0.8), one_round, FIXED),
+    "noise × 0.8": (scaled_noise(0.8), many_rounds, POISSON),
+    "noise × 0.8, fixed size": (scaled_noise(0.8), many_rounds, FIXED),
     "noise × 0.5": (scaled_noise(0.5), one_round, POISSON),
     "no clipping": (no_clipping, one_round, POISSON),
     "no clipping, replayed": (no_clipping, replayed, FIXED),
@@ -289,22 +294,14 @@ def test_the_bug_is_caught(name, monkeypatch, tmp_path):
     assert check(sampler, tmp_path), f"{name} went unnoticed"
 
 
-@pytest.mark.parametrize("check", [one_round, replayed, cohorts, ledger, buffers])
+@pytest.mark.parametrize("check", [one_round, many_rounds, replayed, cohorts, ledger, buffers])
 @pytest.mark.parametrize("sampler", [POISSON, FIXED])
 def test_correct_code_raises_no_alarm(check, sampler, tmp_path):
     assert check(sampler, tmp_path) == []
 
 
-def test_the_audit_notices_noise_that_is_a_tenth_too_small_given_trials_enough(monkeypatch):
-    """3,000 trials; missed with probability below 1e-3."""
-    scaled_noise(0.9)(monkeypatch)
-    assert not audit_round(plan(), SeededStreams(0), trials=3000).consistent
-
-
 def test_mixing_samplers_in_one_account_is_refused():
     """No way to account silently for one sampling as for another."""
-    from dpfedls.privacy import epsilon
-
     events = [plan(sampler=sampler).round_event for sampler in (POISSON, FIXED)]
     with pytest.raises(InputError, match="cannot share one ε"):
         epsilon([(event, 1) for event in events], 1e-3)
@@ -321,5 +318,3 @@ def test_a_plan_that_says_one_noise_and_adds_another_does_not_exist():
     )
     with pytest.raises(AttributeError):
         promised.noise_multiplier = 0.1
-    assert msgspec.structs.replace(promised, noise_multiplier=0.1) != promised
-    assert start_model() is not None

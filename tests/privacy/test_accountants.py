@@ -47,22 +47,24 @@ def fixed(cohort: int, clients: int, noise: float) -> RoundEvent:
 
 
 PUBLISHED = [  # task, sampling, z, ε
-    *(("svhn", "fixed", z, e) for z, e in zip((1.5, 1.3, 1.1, 1.0), (5.23, 6.34, 7.84, 8.66))),
-    *(("svhn", "poisson", z, e) for z, e in zip((1.5, 1.3, 1.1, 1.0), (2.56, 3.19, 4.24, 5.07))),
-    *(("lstm", "fixed", z, e) for z, e in zip((1.6, 1.4, 1.2, 1.0), (14.94, 17.69, 22.43, 27.24))),
-    *(("lstm", "poisson", z, e) for z, e in zip((1.6, 1.4, 1.2, 1.0), (6.78, 8.22, 10.41, 14.04))),
+    ("svhn", "fixed", (1.5, 1.3, 1.1, 1.0), (5.23, 6.34, 7.84, 8.66)),
+    ("svhn", "poisson", (1.5, 1.3, 1.1, 1.0), (2.56, 3.19, 4.24, 5.07)),
+    ("shakespeare", "fixed", (1.6, 1.4, 1.2, 1.0), (14.94, 17.69, 22.43, 27.24)),
+    ("shakespeare", "poisson", (1.6, 1.4, 1.2, 1.0), (6.78, 8.22, 10.41, 14.04)),
 ]
 
 
-@pytest.mark.parametrize(("task", "sampling", "noise", "published"), PUBLISHED)
+@pytest.mark.parametrize(("task", "sampling", "noises", "published"), PUBLISHED)
 def test_paper_reproduces_the_published_tables(
-    task: str, sampling: str, noise: float, published: float
+    task: str, sampling: str, noises: tuple[float, ...], published: tuple[float, ...]
 ) -> None:
     clients, cohort, rounds = SVHN if task == "svhn" else SHAKESPEARE
-    one = fixed(cohort, clients, noise)
-    if sampling == "poisson":
-        one = poisson(cohort / clients, noise, clients)
-    assert epsilon([(one, rounds)], clients**-1.1, "paper") == pytest.approx(published, rel=0.015)
+    for noise, printed in zip(noises, published, strict=True):
+        one = fixed(cohort, clients, noise)
+        if sampling == "poisson":
+            one = poisson(cohort / clients, noise, clients)
+        ours = epsilon([(one, rounds)], clients**-1.1, "paper")
+        assert ours == pytest.approx(printed, rel=0.015)
 
 
 @pytest.mark.parametrize(
@@ -111,22 +113,21 @@ def test_golden_poisson_svhn() -> None:
 @pytest.mark.parametrize(
     ("setting", "noise", "pld", "rdp"),
     [
-        *(
-            (SVHN, z, p, r)
-            for z, p, r in zip(
-                (1.0, 1.5, 2.0, 3.0), (22.31, 8.05, 4.31, 2.10), (55.25, 12.81, 7.70, 4.48)
-            )
-        ),
-        *(
-            (SHAKESPEARE, z, p, r)
-            for z, p, r in zip((1.0, 1.6, 3.2), (52.10, 19.50, 5.79), (174.2, 38.51, 13.55))
-        ),
-        *(((1000, 50, 30), z, p, r) for z, p, r in zip((1.754, 2.693), (2.02, 0.82), (3.52, 1.77))),
+        (SVHN, 1.0, 22.31, 55.25),
+        (SVHN, 1.5, 8.05, 12.81),
+        (SVHN, 2.0, 4.31, 7.70),
+        (SVHN, 3.0, 2.10, 4.48),
+        (SHAKESPEARE, 1.0, 52.10, 174.2),
+        (SHAKESPEARE, 1.6, 19.50, 38.51),
+        (SHAKESPEARE, 3.2, 5.79, 13.55),
+        ((1000, 50, 30), 1.754, 2.02, 3.52),
+        ((1000, 50, 30), 2.693, 0.82, 1.77),
     ],
 )
 def test_golden_fixed_size(
     setting: tuple[int, int, int], noise: float, pld: float, rdp: float
 ) -> None:
+    """Our PLD, and dp-accounting 0.6.0's RDP given noise ÷ sensitivity = z/2."""
     clients, cohort, rounds = setting
     spent = [(fixed(cohort, clients, noise), rounds)]
     assert epsilon(spent, clients**-1.1) == pytest.approx(pld, abs=0.006)
@@ -148,41 +149,56 @@ def library_pld(rate: float, noise: float) -> Any:
     )
 
 
-def library_rdp(rate: float, noise: float, rounds: int, delta: float) -> float:
+def library_rdp(rate: float, noise: float, rounds: int) -> Any:
     accountant = dp_accounting.rdp.RdpAccountant(ORDERS.tolist())
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
-    return accountant.compose(event, rounds).get_epsilon(delta)
+    return accountant.compose(event, rounds)
+
+
+def library_prv(rate: float, noise: float) -> Any:
+    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
+
+    make: Any = PRVAccountant
+    round_ = PoissonSubsampledGaussianMechanism(noise_multiplier=noise, sampling_probability=rate)
+    return make(round_, max_self_compositions=max(ROUNDS), eps_error=0.2, delta_error=1e-10)
+
+
+def autodp_epsilon(rate: float, noise: float, rounds: int, delta: float) -> float:
+    """By RDP at integer orders and the older conversion."""
+    from autodp import rdp_acct, rdp_bank
+
+    def gaussian(order: float) -> float:
+        return rdp_bank.RDP_gaussian({"sigma": noise}, order)
+
+    accountant = rdp_acct.anaRDPacct(m=64)
+    if rate == 1:
+        accountant.compose_mechanism(gaussian, coeff=rounds)
+    else:
+        accountant.compose_poisson_subsampled_mechanisms(gaussian, rate, coeff=rounds)
+    return accountant.get_eps(delta)
 
 
 @pytest.mark.parametrize(("rate", "noise"), list(itertools.product(RATES, NOISES)))
 def test_poisson_agrees_with_other_libraries(rate: float, noise: float) -> None:
-    """24 × 9 = 216 points of (q, z, T, δ), each against PLD, RDP and PRV."""
-    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
-
-    theirs = library_pld(rate, noise)
-    prv = PRVAccountant(
-        prvs=PoissonSubsampledGaussianMechanism(noise_multiplier=noise, sampling_probability=rate),
-        max_self_compositions=max(ROUNDS),
-        eps_error=0.2,
-        delta_error=1e-10,
-    )
+    """24 × 9 = 216 points of (q, z, T, δ), each against PLD, RDP, PRV and autodp."""
+    pld, prv = library_pld(rate, noise), library_prv(rate, noise)
     for rounds in ROUNDS:
-        ours = profile([(poisson(rate, noise), rounds)], DELTAS)
-        composed = theirs.self_compose(rounds)
-        for delta, mine in zip(DELTAS, ours, strict=True):
-            assert mine == pytest.approx(composed.get_epsilon_for_delta(delta), rel=2e-3, abs=2e-4)
+        spent = [(poisson(rate, noise), rounds)]
+        composed, rdp = pld.self_compose(rounds), library_rdp(rate, noise, rounds)
+        assert epsilon(spent, 1e-5, "rdp") == pytest.approx(rdp.get_epsilon(1e-5), rel=1e-9)
+        for delta, ours in zip(DELTAS, profile(spent, DELTAS), strict=True):
+            assert ours == pytest.approx(composed.get_epsilon_for_delta(delta), rel=2e-3, abs=2e-4)
+            assert ours <= rdp.get_epsilon(delta)
             low, estimate, high = prv.compute_epsilon(delta, rounds)
-            assert low <= mine <= high
-            assert mine == pytest.approx(estimate, rel=5e-3, abs=5e-3)
-            rdp = library_rdp(rate, noise, rounds, delta)
-            assert mine <= rdp
-            sound = epsilon([(poisson(rate, noise), rounds)], delta, "rdp")
-            assert sound == pytest.approx(rdp, rel=1e-9)
+            assert low <= ours <= high
+            assert ours == pytest.approx(estimate, rel=5e-3, abs=0.02)
+            older = autodp_epsilon(rate, noise, rounds, delta)
+            assert ours <= older
+            # Fractional orders gain up to a fifth over autodp's integers where ε is large.
+            assert 0.8 * older <= epsilon(spent, delta, "paper") <= 1.05 * older
 
 
-@pytest.mark.parametrize(
-    ("cohort", "noise"), list(itertools.product((10, 50, 200), (1.0, 2.0, 5.0)))
-)
+@pytest.mark.parametrize(("cohort", "noise"), list(itertools.product((10, 50, 200), (1.0, 2.5))))
 def test_both_samplings_agree_with_autodp(cohort: int, noise: float) -> None:
     """autodp: RDP and the old conversion, noise ÷ sensitivity for both samplings: our 'paper'."""
     from autodp import rdp_acct, rdp_bank
@@ -233,10 +249,10 @@ def test_monotone(accountant: AccountantName, sampling: str) -> None:
         return epsilon([(one, rounds)], delta, accountant)
 
     for falling in (
-        [cost(noise=z) for z in (0.5, 0.51, 0.8, 1.5, 1.51, 4.0, 20.0)],
-        [cost(rounds=t) for t in (1000, 999, 50, 2, 1)],
-        [cost(delta=d) for d in (1e-9, 1e-7, 1e-5, 1e-3, 0.1)],
-        [cost(cohort=m) for m in (500, 300, 50, 49, 1)],
+        [cost(noise=z) for z in (0.5, 0.51, 1.5, 1.51, 20.0)],
+        [cost(rounds=t) for t in (1000, 999, 50, 1)],
+        [cost(delta=d) for d in (1e-9, 1e-5, 1e-3, 0.1)],
+        [cost(cohort=m) for m in (500, 50, 49, 1)],
     ):
         assert all(a > b for a, b in itertools.pairwise(falling)), falling
     if accountant != "paper":  # the published bound is worse at 90 % of all clients than at 100 %
@@ -275,6 +291,14 @@ def test_edges() -> None:
     assert delta_at([(poisson(0.1, 0.0), 1)], 1.0) == 1.0
 
 
+def test_tiny_deltas_fall_back_to_a_closed_form() -> None:
+    """Where Fourier rounding could outweigh δ, the cost of full participation stands in."""
+    for one in (poisson(0.1, 1.0), fixed(100, 1000, 2.0)):
+        curve = profile([(one, 20)], [1e-10, 1e-11, 1e-12, 1e-13, 1e-15, 1e-30])
+        assert curve == sorted(curve)
+        assert curve[2] < 10 < curve[3] < curve[5] < math.inf
+
+
 def test_profile_and_delta_are_inverse() -> None:
     for one in (poisson(0.1, 1.0), fixed(100, 1000, 2.0)):
         deltas = [1e-8, 1e-6, 1e-4, 1e-2]
@@ -309,7 +333,7 @@ def test_wrong_input_is_named(call: Any, words: str) -> None:
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_extremes_are_finite_and_quick(sampling: str) -> None:
-    """Next to no noise, or a million rounds: coarse, but an answer, and no more noise costs more."""
+    """Next to no noise, or very many rounds: coarse, but an answer, and quick, and monotone."""
     for cohort, rounds in itertools.product((1, 500, 10_000), (1, 100_000)):
         costs = []
         for noise in (1e-9, 1e-3, 0.02, 0.3, 50.0, 1e5):
@@ -392,8 +416,9 @@ def test_rounds_without_noise_are_none() -> None:
 
 
 def test_import_is_light() -> None:
-    """`import dpfedls.privacy` brings neither torch nor dp_accounting, so the CLI answers at once."""
-    code = "import sys, dpfedls.privacy; print(sorted({'torch', 'dp_accounting', 'flwr'} & set(sys.modules)))"
+    """Neither torch nor dp_accounting comes with the import, so the CLI answers at once."""
+    heavy = "{'torch', 'dp_accounting', 'flwr', 'matplotlib'}"
+    code = f"import sys, dpfedls.privacy; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

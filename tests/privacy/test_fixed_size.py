@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -38,6 +39,10 @@ def density(x: Floats, contributions: tuple[float, ...], cohort: int, noise: flo
     return normal / (noise * math.sqrt(2 * math.pi))
 
 
+def discrete_delta(pmf: Any, epsilons: Floats) -> Floats:
+    return np.asarray(pmf.get_delta_for_epsilon(epsilons))
+
+
 def exact_delta(p: Floats, q: Floats, step: float, epsilons: Floats) -> Floats:
     return np.array([np.maximum(p - math.exp(e) * q, 0).sum() * step for e in epsilons])
 
@@ -64,7 +69,7 @@ def test_no_neighbours_exceed_the_profile(
 
 @pytest.mark.parametrize(("clients", "cohort", "noise"), [(2, 1, 1.0), (5, 2, 0.7), (7, 6, 2.5)])
 def test_the_worst_neighbours_attain_the_profile(clients: int, cohort: int, noise: float) -> None:
-    """All contribute -1, and one becomes +1: so no smaller bound holds, and half the noise fails."""
+    """All contribute -1, one becomes +1: no smaller bound holds, and forgetting the 2 fails."""
     x = np.linspace(-clients - 9 * noise, clients + 9 * noise, 40001)
     q = density(x, (-1.0,) * clients, cohort, noise)
     p = density(x, (-1.0,) * (clients - 1) + (1.0,), cohort, noise)
@@ -76,9 +81,10 @@ def test_the_worst_neighbours_attain_the_profile(clients: int, cohort: int, nois
     assert np.any(np.maximum(forward, backward) > too_small + 1e-3)
 
 
-@pytest.mark.parametrize(("rate", "mu"), itertools.product((1e-4, 0.05, 0.7, 1.0), (0.01, 1.0, 6.0)))
+@pytest.mark.parametrize("rate", [1e-4, 0.05, 0.7, 1.0])
+@pytest.mark.parametrize("mu", [0.01, 1.0, 6.0])
 def test_profile_is_that_of_some_pair(rate: float, mu: float) -> None:
-    """Convex and falling in e^ε, 1 at 0, above 1 - e^ε: what Zhu, Dong and Wang ask of a profile."""
+    """Convex and falling in e^ε, 1 at 0, above 1 - e^ε: as Zhu, Dong and Wang ask of a profile."""
     for alpha in (np.linspace(1e-4, 3, 6001), np.linspace(1, 500, 6001)):
         delta = fixed_size_delta(np.log(alpha), rate, mu)
         slopes = np.diff(delta)
@@ -88,23 +94,24 @@ def test_profile_is_that_of_some_pair(rate: float, mu: float) -> None:
     assert fixed_size_delta(np.array([-40.0]), rate, mu)[0] == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize(("rate", "mu"), itertools.product((1e-3, 0.2, 0.99, 1.0), (0.05, 1.0, 5.0)))
+@pytest.mark.parametrize("rate", [1e-3, 0.2, 0.99, 1.0])
+@pytest.mark.parametrize("mu", [0.05, 1.0, 5.0])
 def test_dots_meet_the_profile_and_never_undercut_it(rate: float, mu: float) -> None:
     """The discrete loss equals δ on its grid, exceeds it between, and is a distribution."""
     for interval in (mu * 0.3, mu * 0.03):
         pmf = fixed_size_pmf(rate, mu, interval)
-        dots = interval * np.arange(-20, 60)
+        dots: Floats = interval * np.arange(-20.0, 60.0)
         for epsilons in (dots, dots + interval / 3):
-            theirs = np.asarray(pmf.get_delta_for_epsilon(epsilons))
             ours = fixed_size_delta(epsilons, rate, mu)
-            assert np.all(theirs >= ours * (1 - 1e-9) - 1e-13)
-        assert np.asarray(pmf.get_delta_for_epsilon(dots)) == pytest.approx(
+            assert np.all(discrete_delta(pmf, epsilons) >= ours * (1 - 1e-9) - 1e-13)
+        assert discrete_delta(pmf, dots) == pytest.approx(
             fixed_size_delta(dots, rate, mu), rel=1e-6, abs=1e-12
         )
         assert pmf.get_delta_for_epsilon(-1e3) == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize(("rate", "mu"), itertools.product((1e-3, 0.2, 0.99), (0.05, 1.0, 5.0)))
+@pytest.mark.parametrize("rate", [1e-3, 0.2, 0.99])
+@pytest.mark.parametrize("mu", [0.05, 1.0, 5.0])
 def test_poisson_profiles_by_quadrature(rate: float, mu: float) -> None:
     """δ of (P, Q) and (Q, P), P = (1 - q)·N(0, 1) + q·N(mu, 1), and their discrete losses."""
     x = np.linspace(-12, 12 + mu, 60001)
@@ -112,15 +119,16 @@ def test_poisson_profiles_by_quadrature(rate: float, mu: float) -> None:
     q = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     p = (1 - rate) * q + rate * np.exp(-((x - mu) ** 2) / 2) / math.sqrt(2 * math.pi)
     epsilons = np.array([0.0, 1e-3, 0.05, 0.2, 1.0, 3.0])
-    assert removed_delta(epsilons, rate, mu) == pytest.approx(exact_delta(p, q, step, epsilons), abs=1e-7)
-    assert added_delta(epsilons, rate, mu) == pytest.approx(exact_delta(q, p, step, epsilons), abs=1e-7)
+    forward, backward = exact_delta(p, q, step, epsilons), exact_delta(q, p, step, epsilons)
+    assert removed_delta(epsilons, rate, mu) == pytest.approx(forward, abs=1e-7)
+    assert added_delta(epsilons, rate, mu) == pytest.approx(backward, abs=1e-7)
     both = np.concatenate([-epsilons[:0:-1], epsilons])
     for pmf, exact in zip(
         poisson_pmfs(rate, mu, 0.01 * mu),
         (exact_delta(p, q, step, both), exact_delta(q, p, step, both)),
         strict=True,
     ):
-        assert np.all(np.asarray(pmf.get_delta_for_epsilon(both)) >= exact - 1e-7)
+        assert np.all(discrete_delta(pmf, both) >= exact - 1e-7)
 
 
 def test_gaussian_delta_keeps_its_digits() -> None:
@@ -153,19 +161,20 @@ def test_never_above_rdp(cohort: int) -> None:
 
 
 def test_replacements_may_alternate() -> None:
-    """Rounds of (P, Q) and of (Q, P) in turn: exact, below our bound, and above what is cheapest.
+    """Rounds of (P, Q) and rounds of (Q, P) in one run stay below our bound, which is not far off.
 
-    Which of the two is worse differs from round to round, so composing each direction apart and
-    taking the larger, as for add-or-remove-one, is not a proof here (Lebeda et al. 2024).
+    Composing each direction apart and taking the larger, as for add-or-remove-one, would not
+    prove this (Lebeda et al. 2024).
     """
     rate, mu, interval, rounds = 0.3, 2.0, 2e-3, 10
     removed, added = poisson_pmfs(rate, mu, interval)
     mixed = removed.self_compose(rounds // 2).compose(added.self_compose(rounds // 2))
     ours = fixed_size_pmf(rate, mu, interval).self_compose(rounds)
-    for cost in (0.0, 0.5, 2.0, 5.0):
-        deltas = [p.get_delta_for_epsilon(cost) for p in (mixed, removed.self_compose(rounds), ours)]
-        assert deltas[2] >= max(deltas[:2])
-    assert ours.get_epsilon_for_delta(1e-5) < 2 * removed.self_compose(rounds).get_epsilon_for_delta(1e-5)
+    alone = removed.self_compose(rounds)
+    epsilons = np.array([0.0, 0.5, 2.0, 5.0])
+    for pmf in (mixed, alone):
+        assert np.all(discrete_delta(ours, epsilons) >= discrete_delta(pmf, epsilons))
+    assert ours.get_epsilon_for_delta(1e-5) < 1.2 * alone.get_epsilon_for_delta(1e-5)
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(1.5, 20), (3.0, 100)])
@@ -181,7 +190,8 @@ def test_not_below_simulation(noise: float, rounds: int) -> None:
     chosen = np.array([rng.permutation(clients)[:cohort].min() == 0 for _ in range(5_000)])
     assert abs(chosen.mean() - rate) < math.sqrt(math.log(2e6) / (2 * len(chosen)))
     output = rng.standard_normal((runs, rounds)) + shift * (rng.random((runs, rounds)) < rate)
-    loss = np.logaddexp(math.log1p(-rate), math.log(rate) + shift * (output - shift / 2)).sum(axis=1)
+    ratio = math.log(rate) + shift * (output - shift / 2)
+    loss = np.logaddexp(math.log1p(-rate), ratio).sum(axis=1)
     spent = [(event(cohort, clients, noise), rounds)]
     margin = math.sqrt(math.log(1e6) / (2 * runs))
     for delta in (0.05, 0.1):

@@ -83,7 +83,8 @@ def test_a_population_of_one_needs_its_delta() -> None:
 
 @pytest.mark.parametrize("use", ["noise_stddev", "is_private", "round_event", "event"])
 def test_noise_must_be_chosen_before_use(use: str) -> None:
-    with pytest.raises(InputError, match=r"no noise yet: give noise_multiplier=… or call .calibrated"):
+    remedy = r"no noise yet: give noise_multiplier=… or call \.calibrated"
+    with pytest.raises(InputError, match=remedy):
         getattr(plan(noise_multiplier=None), use)
     with pytest.raises(InputError, match="no noise yet"):
         plan(noise_multiplier=None).epsilon()

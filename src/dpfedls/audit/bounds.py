@@ -7,7 +7,7 @@ Roth, Su 2022). A test that does better, by more than chance explains, shows tha
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ def threshold_bound(present: Scores, absent: Scores, confidence: float) -> float
 
 
 def gaussian_bound(present: Scores, absent: Scores, confidence: float) -> float:
-    """A lower bound on μ for normal scores: a lower limit of the shift ÷ an upper limit of the noise.
+    """A lower bound on μ for normal scores: least likely shift ÷ largest likely noise.
 
     Trial k of both samples should carry the same noise, since then the shift is known almost
     exactly; independent noise is allowed and only widens the limit. Student's t bounds the shift,
@@ -61,14 +61,16 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     if mu == 0 or gaussian_delta(np.array([0.0]), mu)[0] <= delta:
         return 0.0
     most = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)))  # Φ(−x) ≤ exp(−x²/2)
-    return float(brentq(lambda e: gaussian_delta(np.array([e]), mu)[0] - delta, 0.0, most))
+    return cast(float, brentq(lambda e: gaussian_delta(np.array([e]), mu)[0] - delta, 0.0, most))
 
 
 def _separation(present: Scores, absent: Scores, thresholds: Scores, fails: float) -> Scores:
     """Φ⁻¹(1 − α) − Φ⁻¹(β) at the upper limits of both error rates, for each threshold."""
     false_alarms = (absent[:, None] > thresholds).sum(axis=0)
     misses = (present[:, None] <= thresholds).sum(axis=0)
-    return -ndtri(_upper(false_alarms, len(absent), fails)) - ndtri(_upper(misses, len(present), fails))
+    return -ndtri(_upper(false_alarms, len(absent), fails)) - ndtri(
+        _upper(misses, len(present), fails)
+    )
 
 
 def _upper(count: Scores, trials: int, fails: float) -> Scores:

@@ -103,7 +103,10 @@ def audit_canaries(
     end = state
     for end in replace(simulation, local_update=update, server=server).run(state):
         watch(end.round)
-    ways = {"all releases": releases.total[0], "the final model": (end.params - state.params).double()}
+    ways = {
+        "all releases": releases.total[0],
+        "the final model": (end.params - state.params).double(),
+    }
     return [
         judge_cosines(cosines(directions.double(), moved), dim, plan.target_delta, seen=seen)
         for seen, moved in ways.items()

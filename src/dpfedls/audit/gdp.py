@@ -62,7 +62,7 @@ def audit_round(
 def round_scores(
     plan: PrivacyPlan, streams: RandomStreams, trials: int, watch: Watch = lambda _: None
 ) -> tuple[Scores, Scores]:
-    """The release along the canary's direction, with and without it, in rounds 0, 1, …
+    """The release along the canary's direction, with and without it, trial by trial.
 
     Trial k is round k, so that noise which does not change from round to round shows as well.
     """

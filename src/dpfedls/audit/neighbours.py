@@ -4,8 +4,8 @@ Everything from the sampler to the release is the code that trains; only the loc
 made up, because an audit must also stand for people who send whatever they like.
 
 The population size N is public and part of the plan, so under add-or-remove-one the absent person
-is one of the N who never answers: the same cohorts without them. Under replace-one they send the
-opposite instead.
+is one of the N who never answers: the same cohorts without them. Under replace-one somebody who
+sends the opposite stands in their place.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _BLOCK = 32
 _SAMPLES = 1000  # the canary's; the others have one each, so weighting by samples shows
 
 
-class PresentPoisson(PoissonSampling, tag="poisson"):
+class PresentPoisson(PoissonSampling, tag="poisson", frozen=True):
     """Poisson sampling, given that the canary takes part: the others are independent of it."""
 
     def sample(self, num_clients: int, rng: np.random.Generator) -> Indices:
         return np.union1d(super().sample(num_clients, rng), [CANARY])
 
 
-class AbsentPoisson(PoissonSampling, tag="poisson"):
+class AbsentPoisson(PoissonSampling, tag="poisson", frozen=True):
     """The same cohorts without the canary."""
 
     def sample(self, num_clients: int, rng: np.random.Generator) -> Indices:
         return np.setdiff1d(super().sample(num_clients, rng), [CANARY])
 
 
-class PresentFixed(FixedSizeSampling, tag="fixed"):
+class PresentFixed(FixedSizeSampling, tag="fixed", frozen=True):
     """Fixed-size sampling, given that the canary takes part: its m − 1 companions are uniform."""
 
     def sample(self, num_clients: int, rng: np.random.Generator) -> Indices:
@@ -98,7 +98,6 @@ class Neighbours:
 
     def __init__(self, plan: PrivacyPlan, seed: int = 0) -> None:
         self.plan = plan
-        self.fixed = isinstance(plan.sampler, FixedSizeSampling)
         self.direction = torch.zeros(LAYOUT.dim)
         self.direction[_FIRSTS] = 0.5  # of norm one, and with a share in every tensor
         rng = torch.Generator().manual_seed(seed)
@@ -118,9 +117,9 @@ class Neighbours:
     def run(
         self, update: Vector, *, present: bool, round_: int, streams: RandomStreams
     ) -> Recorded:
-        """One real round in which the canary sends ``update``, is absent, or is replaced."""
+        """One real round in which the canary sends ``update``, or is absent or replaced."""
         plan = msgspec.structs.replace(self.plan, sampler=self._sampler(present))
-        sent = update if present or not self.fixed else -update
+        sent = update if present else -self.worst()
         ledger, recorder = MemoryLedger(plan), Recorder()
         server = RecordingServer(plan, recorder, LAYOUT, ledger)
         simulation = Simulation(self.data, self._updates(sent), server, streams, _BLOCK)

@@ -21,7 +21,8 @@ from dpfedls.tasks.task import make_task
 
 NOTE = (
     "Passing proves nothing: these attacks found no more leakage than the plan claims, and a "
-    "better attack might. A failure means that the claim is wrong."
+    "better attack might. A failure means that the claim is wrong, unless it is one of about "
+    "three false alarms in a hundred audits: repeat it with another --seed."
 )
 
 
@@ -40,7 +41,7 @@ def audit_recipe(
     cohorts = audit_cohorts(plan, streams)
     one = audit_round(plan, streams, trials, watch=lambda k: watch(k, "one round, many times"))
     claimed = plan.epsilon()
-    canaried = _canaries(recipe, canaries, lambda t: watch(trials + t, "training with canaries"))
+    canaried = canary_run(recipe, canaries, lambda t: watch(trials + t, "training with canaries"))
     problems = [*replayed, *cohorts.problems]
     if not one.consistent:
         problems.append(f"one round shows μ >= {one.mu_lower:.4g}, claimed {one.mu_claimed:.4g}")
@@ -73,9 +74,10 @@ def streams_of(recipe: Recipe) -> RandomStreams:
     return SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
 
 
-def _canaries(
-    recipe: Recipe, count: int | None, watch: Callable[[int], None]
+def canary_run(
+    recipe: Recipe, count: int | None = None, watch: Callable[[int], None] = lambda _: None
 ) -> list[CanaryAudit]:
+    """Train the recipe once with canaries among its clients; none is no run."""
     if count == 0:
         return []
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))

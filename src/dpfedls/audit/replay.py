@@ -1,4 +1,4 @@
-"""Record a round, change one person, play it again with the same noise: what else has changed?
+"""Record a round, change one person, play it again with the same noise, and compare.
 
 Deterministic, so it has no false alarms: one person may move the sum by the plan's sensitivity,
 and nothing else at all.
@@ -18,7 +18,7 @@ from dpfedls.parameters import Vector
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import SeededStreams
 
-_SLACK = 1e-9  # relative; sums are in float64
+SLACK = 1e-9  # relative; sums are in float64
 _ROUNDING = 1e-5  # relative; releases are rounded to float32
 
 
@@ -29,7 +29,8 @@ def audit_replay(plan: PrivacyPlan, seed: int = 0, rounds: int = 3) -> list[str]
     for kind, update in people(neighbours).items():
         for t in range(rounds):
             recorded, messages = zip(
-                *(_watched(neighbours, update, here, t, seed) for here in (True, False)), strict=True
+                *(_watched(neighbours, update, here, t, seed) for here in (True, False)),
+                strict=True,
             )
             found = differences(plan, *recorded)
             if messages[0] != messages[1]:
@@ -51,16 +52,22 @@ def people(neighbours: Neighbours) -> dict[str, Vector]:
     }
 
 
-def differences(plan: PrivacyPlan, one: Recorded, other: Recorded) -> list[str]:
+def differences(
+    plan: PrivacyPlan, one: Recorded, other: Recorded, slack: float = SLACK
+) -> list[str]:
     """Whatever differs between the two rounds and should not."""
     problems = []
     moved = float(torch.linalg.vector_norm(one.total - other.total))
-    if not moved <= plan.sensitivity * (1 + _SLACK):
+    if not moved <= plan.sensitivity * (1 + slack):
         problems.append(f"the sum moves by {moved:.6g}, more than {plan.sensitivity:.6g}")
     for name, a, b in (
         ("noise level", one.release.noise_stddev, other.release.noise_stddev),
         ("shape of the release", one.release.layout, other.release.layout),
-        ("payment", msgspec.json.encode(one.ledger.entries), msgspec.json.encode(other.ledger.entries)),
+        (
+            "payment",
+            msgspec.json.encode(one.ledger.entries),
+            msgspec.json.encode(other.ledger.entries),
+        ),
         ("number of rounds", one.state.round, other.state.round),
     ):
         if a != b:
@@ -69,7 +76,9 @@ def differences(plan: PrivacyPlan, one: Recorded, other: Recorded) -> list[str]:
     noise = [run.release.value.double() * plan.expected_cohort - run.total for run in (one, other)]
     scale = max(float(run.total.abs().max()) for run in (one, other)) + plan.noise_stddev
     if not float((noise[0] - noise[1]).abs().max()) <= _ROUNDING * scale:
-        problems.append("the release changes by more than the sum: noise or denominator depend on it")
+        problems.append(
+            "the release changes by more than the sum: noise or denominator depend on it"
+        )
     return problems
 
 

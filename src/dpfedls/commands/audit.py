@@ -16,7 +16,9 @@ def audit(
         typer.Option("--set", help="Change a key: --set plan.rounds=10. May be repeated."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    trials: Annotated[int, typer.Option(help="Rounds with the person, and as many without.")] = 2000,
+    trials: Annotated[
+        int, typer.Option(help="Rounds with the person, and as many without.")
+    ] = 2000,
     canaries: Annotated[
         int | None, typer.Option(help="Clients that send random directions; 0 for none.")
     ] = None,

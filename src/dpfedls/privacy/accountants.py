@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from scipy.optimize import brentq
@@ -92,7 +92,7 @@ def noise_multiplier_for(
         return epsilon([(event, rounds)], delta, accountant)
 
     rate, mu = sampler.sampling_rate(num_clients), gaussian_mu(target, delta) / math.sqrt(rounds)
-    # Many rounds (Bu et al. 2020, Corollary 5.4): mu = q·√(e^(1/z²) - 1); z = 1/mu exactly at q = 1.
+    # Many rounds: mu = q·√(e^(1/z²) - 1) (Bu et al. 2020); exactly mu = 1/z at q = 1.
     guess = 1 / mu if rate == 1 else 1 / math.sqrt(math.log1p((mu / rate) ** 2))
     return noise_reaching(cost, target, guess * sampler.sensitivity_in_clip_norms)
 
@@ -119,7 +119,8 @@ def rounds_for(
 def gaussian_mu(target: float, delta: float) -> float:
     """The mu whose Gaussian is exactly (target, delta)-DP: a starting point for searches."""
     at = np.array([target])
-    return math.exp(brentq(lambda log: gaussian_delta(at, math.exp(log))[0] - delta, -25.0, 25.0))
+    excess = lambda log: gaussian_delta(at, math.exp(log))[0] - delta  # noqa: E731
+    return math.exp(cast(float, brentq(excess, -25.0, 25.0)))
 
 
 def check_delta(delta: float) -> None:

@@ -1,6 +1,6 @@
 """Theorems 1 and 2 of arXiv:2005.00218: noise, ε and rounds in closed form, each checked by PLD.
 
-Both theorems are one, in terms of z = noise ÷ sensitivity: Lemma 1 or 2 gives one round
+Both theorems are one, in terms of z = noise ÷ sensitivity: Lemma 2 or 3 gives one round
 (α, K·q²·α/z²)-RDP under two conditions, T rounds add up, and ε = ρ + log(1/δ)/(α - 1). λ is the
 share of ε that ρ takes. The lemmas' proofs sum over integer orders only, while α comes out
 fractional (often near 2): so nothing leaves here that the PLD accountant does not confirm.
@@ -9,7 +9,7 @@ fractional (often near 2): so nothing leaves here that the PLD accountant does n
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,11 @@ from dpfedls.sampling import Sampler
 Sampling: TypeAlias = Literal["poisson", "fixed"]
 Floats: TypeAlias = NDArray[np.float64]
 
-LAMBDAS: Floats = np.arange(1, 2000) * 0.0005
+LAMBDAS: Floats = np.linspace(0.0005, 0.9995, 1999)  # the paper's grid search, step 0.0005
+
+
+class Infeasible(InputError):
+    """No λ satisfies the theorem at these settings, which says nothing about their privacy."""
 
 
 class Lemma(NamedTuple):
@@ -47,7 +51,7 @@ class ClosedForm(NamedTuple):
 def lemma_rdp(
     alpha: float, rate: float, noise_over_sensitivity: float, sampling: Sampling
 ) -> float | None:
-    """ρ(α) of one round by Lemma 1 (fixed) or 2 (Poisson); None where their conditions fail."""
+    """ρ(α) of one round by Lemma 2 (fixed) or 3 (Poisson); None where their conditions fail."""
     factor, least_square = LEMMAS[sampling]
     square = noise_over_sensitivity**2
     if alpha <= 1 or square < least_square or not order_allowed(alpha, rate, square):
@@ -116,7 +120,7 @@ def largest_order(rate: float, square: float) -> float:
     if room <= 0:
         return 1.0
     slack = lambda alpha: 2 / 3 * square * (room - math.log(alpha)) - (alpha - 1)  # noqa: E731
-    return float(brentq(slack, 1.0, math.exp(room)))
+    return cast(float, brentq(slack, 1.0, math.exp(room)))
 
 
 def lemma_for(sampler: Sampler) -> Lemma:
@@ -135,11 +139,11 @@ def confirm(event: RoundEvent, rounds: int, delta: float, epsilon: float) -> Non
         )
 
 
-def infeasible(epsilon: float, rate: float, rounds: int | None) -> InputError:
-    """No λ satisfies the theorem."""
+def infeasible(epsilon: float, rate: float, rounds: int | None) -> Infeasible:
+    """The refusal, with what to use instead."""
     target = "" if math.isinf(epsilon) else f" at epsilon = {epsilon:g}"
     length = "" if rounds is None else f" over {rounds} rounds"
-    return InputError(
+    return Infeasible(
         f"the closed form says nothing{target}{length} with sampling rate {rate:g}: no λ in (0, 1) "
         "satisfies both of its conditions; use accountant 'pld'"
     )

@@ -2,7 +2,7 @@
 
 The cohort is a uniform subset, drawn without replacement; q = cohort ÷ clients; one person moves
 the sum by at most 2·clip_norm, and mu is that ÷ noise. No library had a tight accountant for this
-when it was written; why this one is an upper bound is proved in docs/privacy-accounting.md.
+when it was written; why this one is an upper bound is proved in docs/privacy.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Notation: q is the sampling rate; mu = sensitivity ÷ noise; P = (1 - q)·N(0, 1) + q·N(mu, 1) is the
 round with one person and Q = N(0, 1) without; the loss is log(P/Q). A profile δ(ε) is the
-hockey-stick divergence at e^ε. The claims made here are proved in docs/privacy-accounting.md.
+hockey-stick divergence at e^ε. The claims made here are proved in docs/privacy.md.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def largest_reversed_loss(rate: float, mu: float) -> float:
 
 def grid(largest: float, interval: float) -> Floats:
     """Losses 0, interval, 2·interval, … up to the first at or beyond ``largest``."""
-    return interval * np.arange(max(2, math.ceil(largest / interval)) + 1)
+    last = max(2, math.ceil(largest / interval))
+    return np.linspace(0.0, interval * last, last + 1)
 
 
 def connect_the_dots(deltas: Floats, interval: float) -> Floats:

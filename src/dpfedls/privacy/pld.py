@@ -28,6 +28,7 @@ STEPS_PER_DEVIATION = 64  # grid steps to one standard deviation of a round's lo
 STEPS_OF_ONE_ROUND = 512  # affordable where nothing is composed
 MOST_STEPS = 2**18  # of a composed grid; beyond it the grid is coarsened
 LARGEST_LOSS = 1e6  # a round that can lose more is bounded without a grid
+SMALLEST_DELTA = 1e-12  # below it the rounding of Fourier transforms could outweigh δ
 NODES = np.linspace(-8.0, 8.0, 321)  # a quadrature for the standard normal
 NORMAL = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 
@@ -87,7 +88,9 @@ def delta_at(spent: Spent, epsilon: float) -> float:
 
 
 def worst_epsilon(pmfs: Sequence[DensePLDPmf], delta: float) -> float:
-    """The larger ε of all directions; infinite where there is no grid."""
+    """The larger ε of all directions; infinite where there is no grid, or δ is beneath it."""
+    if delta < SMALLEST_DELTA:
+        return math.inf
 
     def one(pmf: DensePLDPmf) -> float:
         try:

@@ -61,7 +61,7 @@ def rounds_within(curve: Callable[[int], float], target: float, guess: int, most
             bad = count
         ahead = max(count + 1, math.ceil(count * 1.5)) if bad > most else (good + bad) // 2
         if 0 < value < math.inf and bad - good > 8:
-            # ε grows between √T and T: overshoot a little, so that the bracket closes from both sides.
+            # ε grows between √T and T: overshoot a little, so that both ends close in.
             ahead = round(count * (target / value) ** 1.5)
             margin = max(1, (bad - good) // 16)
             ahead = min(max(ahead, good + margin), bad - margin)

@@ -161,7 +161,8 @@ _ASSUMED = {
 _NOT_COVERED = [
     "hyper-parameters tuned on the same people's data",
     "data used to pre-train or to choose the model",
-    "side channels: timing, memory, traffic, who is asked to take part",
+    "side channels: memory, traffic, who is asked to take part, and timing (a log of how long "
+    "rounds took follows the size of their cohorts)",
     "accuracy reported on samples that belong to the people trained on",
 ]
 

@@ -1,0 +1,65 @@
+"""Commands that deploy a recipe on Flower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpfedls.commands.output import Json, answer, progress
+from dpfedls.commands.training import _finish, _new_folder, _watch
+
+app = typer.Typer(
+    help="Run a recipe on real machines with Flower: SuperLink and SuperNodes.",
+    no_args_is_help=True,
+)
+
+Recipe = Annotated[str, typer.Argument(help="A recipe's name, or a path that ends in .toml.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a key: --set plan.rounds=10. May be repeated."),
+]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The folder to write; must be new or empty.")],
+    recipe: Annotated[str, typer.Option(help="The recipe that the app runs.")] = "demo",
+    set_: Settings = None,
+    json: Json = False,
+) -> None:
+    """Write a complete Flower app for a recipe: change its data loader and it is yours."""
+    from dpfedls.experiments import recipe as recipes
+    from dpfedls.flower.app import FILES, deployed, write_app
+
+    settings = list(set_ or [])
+    chosen = deployed(recipes.read(recipe, settings), settings)
+    config = {"run-folder": "runs/federation", "wait-for-nodes": 4, "round-timeout": 600.0}
+    write_app(folder, chosen, config)
+    values = {"app": str(folder), "files": [str(folder / name) for name in FILES]}
+    answer(values, json, "\n".join([*values["files"], f"next: read {folder / 'README.md'}"]))
+
+
+@app.command()
+def local(
+    recipe: Recipe = "demo",
+    nodes: Annotated[int, typer.Option(help="How many SuperNodes to start.")] = 4,
+    set_: Settings = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder; that of an interrupted run is gone on with."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a recipe on a SuperLink and SuperNodes on this machine, over TLS, with node keys."""
+    from dpfedls.experiments import recipe as recipes
+    from dpfedls.flower.app import deployed
+    from dpfedls.flower.local import deploy_local
+
+    settings = list(set_ or [])
+    chosen = deployed(recipes.read(recipe, settings), settings)
+    name = f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}-deployed"
+    with progress(chosen.plan.rounds, "round") as advance:
+        outcome = deploy_local(chosen, out or _new_folder(None, name), nodes, _watch(advance))
+    _finish(outcome, json)
