@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from dpfedls.sampling import PoissonSampling
 DIM, REPEATS = 3_431_754, 5  # the paper's CNN
 
 
-def seconds(action) -> float:  # noqa: ANN001
+def seconds(action: Callable[[], object]) -> float:
     """Median wall-clock time of the action."""
     times = []
     for _ in range(REPEATS):
@@ -41,15 +42,17 @@ def main() -> None:
         clip_norm=0.7,
         noise_multiplier=1.0,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        with SqliteLedger(Path(folder) / "ledger.sqlite", plan) as ledger:
-            rounds = iter(range(plan.rounds))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SqliteLedger(Path(folder) / "ledger.sqlite", plan) as ledger,
+    ):
+        rounds = iter(range(plan.rounds))
 
-            def pay() -> None:
-                for _ in range(100):
-                    ledger.spend(plan.round_event, next(rounds), "benchmark")
+        def pay() -> None:
+            for _ in range(100):
+                ledger.spend(plan.round_event, next(rounds), "benchmark")
 
-            print(f"ledger: {10 * seconds(pay):.2f} ms a payment, on disk before it returns")
+        print(f"ledger: {10 * seconds(pay):.2f} ms a payment, on disk before it returns")
 
 
 if __name__ == "__main__":
