@@ -65,8 +65,8 @@ def differences(
         ("shape of the release", one.release.layout, other.release.layout),
         (
             "payment",
-            msgspec.json.encode(one.ledger.entries),
-            msgspec.json.encode(other.ledger.entries),
+            msgspec.json.encode(list(one.ledger.entries)),
+            msgspec.json.encode(list(other.ledger.entries)),
         ),
         ("number of rounds", one.state.round, other.state.round),
     ):

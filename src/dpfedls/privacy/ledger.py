@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -47,7 +48,7 @@ class MemoryLedger:
 
     def __init__(self, plan: PrivacyPlan, budget: float | None = None) -> None:
         self.plan = plan
-        self.entries: list[Entry] = []
+        self.entries: dict[Entry, None] = {}  # an ordered set
         self._affordable = _affordable(plan, budget)
 
     def spend(self, event: RoundEvent, round_: int, nonce: str) -> None:
@@ -56,7 +57,7 @@ class MemoryLedger:
             return
         self._check(event)
         self._record(entry)
-        self.entries.append(entry)
+        self.entries[entry] = None
 
     def epsilon(self) -> float:
         return spent_epsilon(self.plan, self.entries)
@@ -108,7 +109,7 @@ class SqliteLedger(MemoryLedger):
             ) from error
         rows = _rows(self._connection)
         if rows:
-            problems, self.entries = check_chain(rows)
+            problems, entries = check_chain(rows)
             if problems:
                 raise InputError(
                     f"{self.path}: {problems[0]}; the account of what was spent cannot be trusted: "
@@ -119,6 +120,7 @@ class SqliteLedger(MemoryLedger):
                     f"{self.path} was opened for another plan or budget; a promise is not edited: "
                     "start a new run in another folder"
                 )
+            self.entries = dict.fromkeys(entries)
             self.head = rows[-1][2]
         else:
             self.head = ""
@@ -178,7 +180,7 @@ def check_chain(rows: list[tuple[int, bytes, str]]) -> tuple[list[str], list[Ent
     return problems, entries
 
 
-def spent_epsilon(plan: PrivacyPlan, entries: list[Entry]) -> float:
+def spent_epsilon(plan: PrivacyPlan, entries: Collection[Entry]) -> float:
     """ε at the plan's delta of everything paid for."""
     if len(entries) <= plan.rounds and all(e.event == plan.round_event for e in entries):
         return epsilon_by_round(plan)[len(entries)]
