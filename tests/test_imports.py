@@ -17,7 +17,7 @@ ALLOWED = {
     "commands": {"experiments", "privacy", "sampling", "audit", "theory"},
     "experiments": {
         *("simulation", "server", "tasks", "privacy", "denoising", "local_update", "randomness"),
-        *("evaluation", "parameters", "sampling"),
+        *("evaluation", "parameters", "sampling", "clients"),
     },
     "audit": {
         *("experiments", "simulation", "server", "tasks", "privacy", "denoising", "local_update"),

@@ -24,6 +24,7 @@ for command in (
     training.run,
     training.resume,
     training.report,
+    training.attack,
     training.doctor,
     audit.audit,
     theory.theory,

@@ -100,6 +100,20 @@ def report(
     answer({"report": str(out)}, json, f"report: {out}")
 
 
+def attack(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    json: Json = False,
+) -> None:
+    """Try to tell by the loss who was trained on: area under the ROC, 0.5 is a coin."""
+    from dpfedls.experiments.attack import attack as attack_run
+
+    found = attack_run(run)
+    text = (
+        f"AUC {found['auc']:.4f} over {found['members']} members and as many others; 0.5 is a coin."
+    )
+    answer(found, json, text)
+
+
 def doctor(json: Json = False) -> None:
     """Check that everything this package needs is here and computes what it should."""
     from dpfedls.experiments.doctor import examine
