@@ -42,7 +42,7 @@ def test_overfitting_shows_and_privacy_hides_it(tmp_path, monkeypatch):
         runs.start(recipes.read("synthetic", recipe), tmp_path / name)
     leaking, hidden = attack(tmp_path / "open"), attack(tmp_path / "private")
     assert leaking["members"] == leaking["non_members"] == 100
-    assert leaking["auc"] > 0.9
+    assert leaking["auc"] > 0.8
     assert hidden["auc"] < 0.65
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -55,11 +56,20 @@ def local(
     """Run a recipe on a SuperLink and SuperNodes on this machine, over TLS, with node keys."""
     from dpfedls.experiments import recipe as recipes
     from dpfedls.flower.app import deployed
-    from dpfedls.flower.local import deploy_local
+    from dpfedls.flower.local import FederationFailed, deploy_local
 
     settings = list(set_ or [])
     chosen = deployed(recipes.read(recipe, settings), settings)
     name = f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}-deployed"
-    with progress(chosen.plan.rounds, "round") as advance:
-        outcome = deploy_local(chosen, out or _new_folder(None, name), nodes, _watch(advance))
+    folder = out or _new_folder(None, name)
+    try:
+        with progress(chosen.plan.rounds, "round") as advance:
+            outcome = deploy_local(chosen, folder, nodes, _watch(advance))
+    except (FederationFailed, KeyboardInterrupt) as stopped:
+        print(
+            f"dpfedls: {str(stopped) or 'stopped'}\nthe last released round is kept; go on with "
+            f"the same command and --out {folder}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1) from stopped
     _finish(outcome, json)
