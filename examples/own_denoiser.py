@@ -12,17 +12,17 @@ def half_step(release: dpfedls.Release) -> torch.Tensor:
 
 
 torch.manual_seed(0)
-x = torch.randn(200, 10, 16)
+x = torch.randn(250, 10, 16)
 y = (x.sum(dim=-1) > 0).long()
 plan = dpfedls.PrivacyPlan(
     sampler=dpfedls.FixedSizeSampling(cohort=20), num_clients=200, rounds=20, clip_norm=0.5
 ).calibrated(epsilon=3.0)
 result = dpfedls.train(
     model=torch.nn.Linear(16, 2),
-    clients=list(zip(x, y, strict=True)),
+    clients=list(zip(x[:200], y[:200], strict=True)),
     plan=plan,
     local=dpfedls.LocalSGD(epochs=2, batch_size=5, learning_rate=0.2),
     denoiser=half_step,
-    test=(x[0], y[0]),
+    test=(x[200:].flatten(0, 1), y[200:].flatten()),
 )
 print(f"accuracy {result.accuracy:.2f} at ε = {result.epsilon:.2f}, δ = {plan.delta:.2g}")

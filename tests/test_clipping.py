@@ -14,7 +14,7 @@ NORMS = st.floats(1e-6, 1e6)
 
 @given(
     norm=NORMS,
-    scale=st.floats(-30, 30),
+    scale=st.floats(-30, 37.5),
     dim=st.integers(1, 300),
     seed=st.integers(0, 10**6),
     dtype=st.sampled_from([torch.float32, torch.float64]),
@@ -50,6 +50,19 @@ def test_a_broken_client_counts_as_zero_and_harms_no_other(poison):
 def test_a_float32_row_whose_square_overflows_is_still_clipped():
     clipped = clip(torch.full((1, 4), 3e38), 1.0)
     torch.testing.assert_close(clipped, torch.full((1, 4), 0.5), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("norm", [1e-4, 0.01, 0.3, 5.0])
+@pytest.mark.parametrize("kind", ["constant", "random"])
+def test_the_largest_rows_a_float32_can_hold_stay_inside(norm, kind):
+    rng = torch.Generator().manual_seed(1)
+    for dim in (100, 7850, 100_000):
+        rows = torch.full((1, dim), 3.4e38)
+        if kind == "random":
+            rows = rows * (2 * torch.rand(3, dim, generator=rng) - 1)
+        length = torch.linalg.vector_norm(clip(rows, norm).double(), dim=1)
+        assert (length <= norm).all()
+        assert (length > norm * (1 - 1e-5)).all()
 
 
 def test_zero_rows_stay_zero_and_infinity_means_no_clipping():

@@ -14,10 +14,14 @@ ROOT = Path(dpfedls.__file__).parent
 # Each part may import itself and the parts named; everything may import errors and component.
 ALLOWED = {
     "cli": {"commands"},
-    "commands": {"experiments", "privacy", "sampling", "audit", "theory"},
+    "commands": {"experiments", "privacy", "sampling", "audit", "theory", "flower"},
     "experiments": {
         *("simulation", "server", "tasks", "privacy", "denoising", "local_update", "randomness"),
         *("evaluation", "parameters", "sampling", "clients"),
+    },
+    "flower": {
+        *("experiments", "server", "tasks", "privacy", "local_update", "randomness"),
+        *("evaluation", "parameters", "sampling", "clients", "clipping", "modules"),
     },
     "audit": {
         *("experiments", "simulation", "server", "tasks", "privacy", "denoising", "local_update"),

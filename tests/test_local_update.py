@@ -129,7 +129,7 @@ def test_projection_moves_only_what_is_outside():
         ({"epochs": None}, "give exactly one of them"),
         ({"epochs": 0}, r"local\.epochs must be > 0"),
         ({"batch_size": 0}, r"local\.batch_size must be > 0"),
-        ({"learning_rate": -1.0}, r"local\.learning_rate must be > 0"),
+        ({"learning_rate": -1.0}, r"local\.learning_rate must be a finite number > 0"),
         ({"decay": 1.5}, r"local\.decay must be in"),
         ({"weight_decay": -0.1}, r"local\.weight_decay must be a finite number >= 0"),
     ],

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import sqlite3
 
 import msgspec
 import pytest
@@ -30,8 +29,9 @@ from dpfedls.audit.neighbours import (
 from dpfedls.audit.replay import audit_replay, differences
 from dpfedls.experiments import recipe as recipes
 from dpfedls.experiments import run as runs
+from dpfedls.experiments.folder import read_rounds
 from dpfedls.parameters import Layout
-from dpfedls.privacy.ledger import MemoryLedger
+from dpfedls.privacy.ledger import MemoryLedger, read_ledger
 from dpfedls.randomness import SeededStreams
 from dpfedls.simulation import federate
 from dpfedls.tasks.task import make_task
@@ -151,20 +151,20 @@ def altered(person, name, num_clients, streams):
 
 
 def public(folder):
-    """Everything in a run folder that is not computed from a release, and not a time."""
+    """Everything in a run folder but what a release, a clock or the run's random name went into."""
     statement = json.loads((folder / "privacy.json").read_text())
     digests = statement.pop("files")
-    connection = sqlite3.connect(f"file:{folder / 'ledger.sqlite'}?mode=ro", uri=True)
-    rows = list(connection.execute("SELECT seq, payload, digest FROM entries ORDER BY seq"))
-    connection.close()
+    del statement["ledger_head"]
+    account = read_ledger(folder / "ledger.sqlite")
+    del account.opening["run"]
     return {
         "names": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),
         "sizes": {n: (folder / n).stat().st_size for n in ("model.safetensors", "ledger.sqlite")},
         "recipe": (folder / "recipe.toml").read_bytes(),
-        "ledger": rows,
+        "ledger": (account.opening, account.entries),
         "statement": json.dumps(statement),
         "sealed": sorted(digests),
-        "rounds": [(log.round, log.epsilon) for log in runs.read_rounds(folder)],
+        "rounds": [(log.round, log.epsilon) for log in read_rounds(folder)],
     }
 
 

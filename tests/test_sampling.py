@@ -47,6 +47,11 @@ def test_fixed_size_takes_every_client_equally_often_and_never_twice():
     assert statistic < stats.chi2(29).isf(1e-4)
 
 
+@pytest.mark.parametrize("rate", [1e-18, 1e-30, 1e-300])
+def test_the_smallest_rates_take_nobody_and_end(rate):
+    assert len(PoissonSampling(rate=rate).sample(1000, np.random.default_rng(0))) == 0
+
+
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.01, float("nan")])
 def test_rate_outside_its_range_is_refused(rate):
     with pytest.raises(InputError, match=r"sampler\.rate must be in \(0, 1\]"):

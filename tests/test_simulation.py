@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -235,6 +236,72 @@ def test_bad_input_is_refused_in_one_line(changes, message):
     with pytest.raises(InputError, match=message) as caught:
         train(**changes)
     assert "\n" not in str(caught.value)
+
+
+CLIENTS = linear_clients()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": [(x.numpy(), y.numpy()) for x, y in CLIENTS]}, "not a pair of tensors"),
+        ({"clients": [(x, y, y) for x, y in CLIENTS]}, "not a pair of tensors"),
+        ({"clients": [(x.double(), y) for x, y in CLIENTS]}, "models are float32"),
+        ({"clients": [(x[:, :3], y) for x, y in CLIENTS]}, "cannot be fed a sample of clients"),
+        ({"model": nn.Linear(4, 3).double()}, r"use model\.float\(\)"),
+        ({"model": nn.LazyLinear(3)}, "has no shape yet"),
+        ({"loss": nn.CrossEntropyLoss()}, "one loss a sample"),
+        ({"denoiser": "laplacian"}, "cannot be called with a release"),
+        ({"denoiser": LaplacianSmoothing}, "cannot be called with a release"),
+        ({"denoiser": lambda release: release.value[:2]}, "it must keep the shape"),
+        ({"server_rate": math.inf}, "server_rate must be a finite number"),
+        ({"server_rate": 1e300}, "training diverged"),
+        ({"device": "meta"}, "device 'meta' is not there"),
+        ({"test": (CLIENTS[0][0], CLIENTS[0][1][:2])}, "6 rows of features but 2 targets"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_words(changes, message):
+    with pytest.raises(InputError, match=message):
+        train(**changes)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: plan(rounds=2.5),
+        lambda: plan(rounds=True),
+        lambda: plan(num_clients=math.nan),
+        lambda: plan(sampler=None),
+        lambda: plan(sampler=0.1),
+        lambda: plan(clip_norm="0.3"),
+        lambda: plan(clip_norm=1e-320),
+        lambda: local(epochs=2.5),
+        lambda: local(projection="foo"),
+        lambda: LaplacianSmoothing(strength=1.0, scope="foo"),
+        lambda: LaplacianSmoothing(order="HWBC"),
+        lambda: FixedSizeSampling(cohort=2.5),
+        lambda: PoissonSampling(rate="often"),
+        lambda: plan().calibrated(1.0, "paper"),
+        lambda: dpfedls.effective_dimension(3, 1.0, power=3),
+        lambda: dpfedls.smooth(torch.arange(4), 1.0),
+        lambda: ClientData(torch.zeros(4, 1), torch.zeros(4), np.array([0, 1]), np.array([2, 2])),
+        lambda: ClientData(torch.zeros(4, 1), torch.zeros(4), np.array([0, 2]), np.array([2, 3])),
+        lambda: ClientData(torch.zeros(4, 1), torch.zeros(4), np.array([-1, 2]), np.array([2, 2])),
+    ],
+)
+def test_values_that_are_not_what_they_should_be_are_refused(make):
+    with pytest.raises(InputError):
+        make()
+
+
+def test_a_parameter_that_the_loss_does_not_see_stays():
+    class Spare(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.spare = nn.Parameter(torch.ones(5))
+
+    result = train(model=Spare(), plan=plan(noise_multiplier=0, clip_norm=math.inf))
+    assert torch.equal(result.model.spare, torch.ones(5))
 
 
 def test_bad_samples_are_refused_with_their_place():

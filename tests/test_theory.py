@@ -120,7 +120,7 @@ def test_squared_norm_is_the_quadratic_form(dim):
 
 
 def test_the_ring_refuses_what_it_cannot_be():
-    with pytest.raises(InputError, match="dim must be >= 1"):
+    with pytest.raises(InputError, match="dim must be a whole number >= 1"):
         theory.effective_dimension(0, 1.0)
     with pytest.raises(InputError, match="strength"):
         theory.eigenvalues(3, -1.0)

@@ -8,7 +8,7 @@ import sys
 import click
 import typer
 
-from dpfedls.commands import audit, privacy, theory, training
+from dpfedls.commands import audit, deploy, privacy, theory, training
 from dpfedls.errors import BudgetExhausted, InputError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(privacy.app, name="privacy")
+app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:
@@ -45,12 +46,13 @@ def main() -> None:
         code = _complain(" ".join(error.format_message().split()), 2)
     except InputError as error:
         code = _complain(str(error), 2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        code = _complain(f"{where}{error.strerror or error}; check the path and its rights", 2)
     except BudgetExhausted as error:
         code = _complain(str(error), 3)
     except (KeyboardInterrupt, click.Abort):
         code = _complain("stopped; the last finished round is kept, go on with: dpfedls resume", 1)
-    except BrokenPipeError:
-        code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
 

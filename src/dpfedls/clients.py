@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,15 +25,37 @@ class ClientData:
     starts: Int64[np.ndarray, "clients"]
     sizes: Int64[np.ndarray, "clients"]
 
+    def __post_init__(self) -> None:
+        order = np.argsort(self.starts, kind="stable")
+        ends = (self.starts + self.sizes)[order]
+        apart = (ends[:-1] <= self.starts[order][1:]).all()
+        if (self.sizes < 0).any() or not apart or self.starts.min(initial=0) < 0:
+            raise InputError(
+                "clients' samples overlap or have negative places; a sample belongs to one person: "
+                "give every client rows of its own"
+            )
+        if ends.max(initial=0) > len(self.targets) or len(self.features) != len(self.targets):
+            raise InputError(
+                f"clients own rows up to {ends.max(initial=0)}, but there are {len(self.features)} "
+                f"rows of features and {len(self.targets)} targets"
+            )
+
     @classmethod
-    def from_pairs(cls, pairs: Sequence[tuple[Tensor, Tensor]]) -> ClientData:
+    def from_pairs(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> ClientData:
         """One pair of tensors a client, features and targets; sizes may differ, or be zero."""
+        pairs = list(pairs)
         if len(pairs) == 0:
             raise InputError(
                 "clients is empty; there is nobody to train on: give one (features, targets) "
                 "pair of tensors a person"
             )
-        for j, (features, targets) in enumerate(pairs):
+        for j, pair in enumerate(pairs):
+            if len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
+                raise InputError(
+                    f"clients[{j}] is not a pair of tensors; give (features, targets), from NumPy "
+                    "by torch.from_numpy"
+                )
+            features, targets = pair
             if len(features) != len(targets):
                 raise InputError(
                     f"clients[{j}] has {len(features)} rows of features but {len(targets)} "

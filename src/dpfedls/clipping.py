@@ -8,8 +8,9 @@ import torch
 
 from dpfedls.parameters import Updates
 
-# Scaling a row in its own precision rounds every coordinate by at most half a unit in the last
-# place. Aiming this much below the bound keeps the rounded row inside it.
+# A row is scaled by the root of its factor, twice: the factor of a huge row would be subnormal and
+# lose its digits. Both products and the root round each coordinate by half a unit in the last
+# place; aiming this many units below the bound keeps the rounded row inside it.
 _ROUNDING_ROOM = 4.0
 
 
@@ -25,5 +26,5 @@ def clip(updates: Updates, norm: float) -> Updates:
     if math.isinf(norm):
         return torch.where(usable, updates, 0.0)
     target = norm * (1 - _ROUNDING_ROOM * torch.finfo(updates.dtype).eps)
-    factors = torch.where(lengths > norm, target / lengths, 1.0).to(updates.dtype)
-    return torch.where(usable, updates * factors[:, None], 0.0)
+    roots = torch.where(lengths > norm, target / lengths, 1.0).sqrt().to(updates.dtype)[:, None]
+    return torch.where(usable, updates * roots * roots, 0.0)

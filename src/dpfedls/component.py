@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
+from dpfedls.errors import InputError
+
 
 class Component(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
 ):
     """A frozen, comparable value; in TOML a table whose ``kind`` names the class."""
+
+
+def check_types(value: msgspec.Struct, where: str) -> None:
+    """Refuse fields of another type than declared: msgspec checks what it decodes, not Python's."""
+    for field in msgspec.structs.fields(value):
+        found = getattr(value, field.name)
+        if isinstance(found, msgspec.Struct) and isinstance(found, field.type):
+            continue  # convert would refuse a subclass
+        try:
+            msgspec.convert(found, field.type)
+        except msgspec.ValidationError as error:
+            what = str(error).partition(" - at")[0].replace("Expected", "expected")
+            raise InputError(f"{where}{field.name} = {found!r} will not do: {what}") from error

@@ -14,8 +14,8 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from dpfedls.component import Component
-from dpfedls.errors import require_not_negative
+from dpfedls.component import Component, check_types
+from dpfedls.errors import InputError, require_not_negative
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Vector
 
@@ -52,6 +52,7 @@ class LaplacianSmoothing(Component, frozen=True, tag="laplacian"):
     order: Order = "BCHW"
 
     def __post_init__(self) -> None:
+        check_types(self, "denoiser.")
         require_not_negative("denoiser.strength", self.strength, "0 switches smoothing off")
 
     def __call__(self, release: Release) -> Vector:
@@ -99,6 +100,8 @@ AnyDenoiser: TypeAlias = Identity | LaplacianSmoothing | JamesStein | SoftThresh
 
 def smooth(tensor: Tensor, strength: float) -> Tensor:
     """Smooth the flattened tensor on a ring: (I + strength · L)⁻¹, same shape and dtype back."""
+    if not tensor.is_floating_point():
+        raise InputError(f"smoothing needs floats, got {tensor.dtype}; convert with x.float()")
     require_not_negative("strength", strength, "0 switches smoothing off")
     if strength == 0 or tensor.numel() < 2:  # a ring of one has no neighbours to be smooth with
         return tensor.clone()

@@ -21,6 +21,12 @@ def require_positive(name: str, value: float, why: str) -> None:
         raise InputError(f"{name} must be > 0, got {value:g}; {why}")
 
 
+def require_finite(name: str, value: float, why: str) -> None:
+    """Refuse zero, negative numbers, NaN and infinity."""
+    if not 0 < value < math.inf:
+        raise InputError(f"{name} must be a finite number > 0, got {value:g}; {why}")
+
+
 def require_fraction(name: str, value: float, why: str) -> None:
     """Refuse what is not in (0, 1]."""
     if not 0 < value <= 1:

@@ -17,8 +17,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dpfedls.clients import ClientData
-from dpfedls.component import Component
-from dpfedls.errors import InputError, require_fraction, require_not_negative, require_positive
+from dpfedls.component import Component, check_types
+from dpfedls.errors import (
+    InputError,
+    require_finite,
+    require_fraction,
+    require_not_negative,
+    require_positive,
+)
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
@@ -50,6 +56,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     projection: Literal["step", "final"] = "step"
 
     def __post_init__(self) -> None:
+        check_types(self, "local.")
         if (self.epochs is None) == (self.steps is None):
             raise InputError(
                 f"local.epochs = {self.epochs} and local.steps = {self.steps}; give exactly one of "
@@ -59,7 +66,7 @@ class LocalSGD(Component, frozen=True, tag=False):
             value = getattr(self, name)
             if value is not None:
                 require_positive(f"local.{name}", value, "a client must see at least one batch")
-        require_positive("local.learning_rate", self.learning_rate, "nothing would be learned")
+        require_finite("local.learning_rate", self.learning_rate, "0.1 is a common start")
         require_fraction("local.decay", self.decay, "1.0 keeps the learning rate")
         require_not_negative("local.weight_decay", self.weight_decay, "0 switches it off")
 
@@ -126,9 +133,17 @@ class VmappedUpdate(_Update):
                     for name, tensor in self.layout.split(weights).items()
                 }
                 losses = losses_of(tensors, features, targets)
+                if losses.shape != real.shape:
+                    raise InputError(
+                        f"loss gave a tensor of shape {tuple(losses.shape[1:])} for a batch of "
+                        f"{real.shape[1]}; it must give one loss a sample, or clients would mix: "
+                        "use reduction='none'"
+                    )
                 # Clients are independent, so the gradient of the sum holds each one's own.
                 mean = losses.where(real, 0.0).sum(dim=1) / real.sum(dim=1).clamp(min=1)
-                gradients = torch.autograd.grad(mean.sum(), list(tensors.values()))
+                gradients = torch.autograd.grad(
+                    mean.sum(), list(tensors.values()), materialize_grads=True
+                )
             step = torch.cat([g.reshape(len(clients), -1) for g in gradients], dim=1)
             if self.local.weight_decay:
                 step.add_(weights, alpha=self.local.weight_decay)

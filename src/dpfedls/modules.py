@@ -43,6 +43,15 @@ def check_model(model: nn.Module) -> None:
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("the model has no parameter that requires a gradient; nothing to train")
     for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise InputError(
+                f"parameter {name!r} has no shape yet; call the model once on a sample first"
+            )
+        if parameter.dtype != torch.float32:
+            raise InputError(
+                f"parameter {name!r} is {parameter.dtype}; updates are made, clipped and summed "
+                "from float32: use model.float()"
+            )
         if not torch.isfinite(parameter).all():
             raise InputError(f"parameter {name!r} is not finite; start from a model that is")
 
@@ -53,13 +62,31 @@ def check_samples(
     """Refuse samples that the model cannot learn from, saying where they are."""
     if len(targets) == 0:
         raise InputError(f"{where} holds no samples; give at least one")
-    symbols = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    if len(features) != len(targets):
+        raise InputError(
+            f"{where} has {len(features)} rows of features but {len(targets)} targets; give one "
+            "target for every row"
+        )
+    symbols = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     if not features.is_floating_point() and not symbols:
         raise InputError(
             f"{where} has features of {features.dtype}, but the model needs floats; "
             "convert them with x.float()"
         )
-    if features.is_floating_point():
+    if not features.is_floating_point():
+        known = max(m.num_embeddings for m in symbols)
+        low, high = int(features.min()), int(features.max())
+        if low < 0 or high >= known:
+            raise InputError(
+                f"{where} has symbols from {low} to {high}, but the model's embedding knows 0 to "
+                f"{known - 1}: renumber them, or widen the embedding"
+            )
+    else:
+        if features.dtype != torch.float32:
+            raise InputError(
+                f"{where} has features of {features.dtype}, but models are float32; convert them "
+                "with x.float()"
+            )
         broken = ~torch.isfinite(features).flatten(1).all(dim=1)
         if broken.any():
             raise InputError(
@@ -74,8 +101,14 @@ def check_samples(
             f"{where} has targets of {targets.dtype} and {targets.dim()} dimensions; cross-entropy "
             "needs one integer label a sample: use y.long(), or pass loss=…"
         )
-    with torch.no_grad():
-        classes = model(as_input(features[:1])).shape[-1]
+    try:
+        with torch.no_grad():
+            classes = model(as_input(features[:1])).shape[-1]
+    except RuntimeError as error:
+        raise InputError(
+            f"the model cannot be fed a sample of {where}, of shape {tuple(features.shape[1:])} "
+            f"({str(error).splitlines()[0]}); make model and features fit"
+        ) from error
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= classes:
         raise InputError(

@@ -75,8 +75,11 @@ class SeededStreams:
 
     def noise(self, round_: int) -> Noise:
         def draw(dim: int, device: torch.device) -> Float[Tensor, "dim"]:
-            rng = self.torch_generator("noise", round_, device)
-            return torch.randn(dim, generator=rng, device=device).double()
+            if device.type != "cpu":
+                rng = self.torch_generator("noise", round_, device)
+                return torch.randn(dim, generator=rng, device=device).double()
+            # Torch's generator on the CPU keeps 32 bits of a seed, too few to tell many runs apart.
+            return torch.from_numpy(self.generator("noise", round_).standard_normal(dim))
 
         return draw
 

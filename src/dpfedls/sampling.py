@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfedls.component import Component
+from dpfedls.component import Component, check_types
 from dpfedls.errors import InputError, require_fraction, require_positive
 
 Indices: TypeAlias = NDArray[np.int64]
@@ -28,6 +28,7 @@ class PoissonSampling(Component, frozen=True, tag="poisson"):
     rate: float
 
     def __post_init__(self) -> None:
+        check_types(self, "sampler.")
         require_fraction("sampler.rate", self.rate, "it is a probability; for everyone use 1.0")
 
     @property
@@ -59,7 +60,9 @@ class PoissonSampling(Component, frozen=True, tag="poisson"):
         cohort = np.empty(0, dtype=np.int64)
         last = -1
         while last < num_clients:
-            positions = last + np.cumsum(rng.geometric(self.rate, draws))
+            # Gaps beyond the population end the cohort; cut short, they cannot overflow.
+            gaps = np.minimum(rng.geometric(self.rate, draws), num_clients + 1)
+            positions = last + np.cumsum(gaps)
             cohort = np.concatenate([cohort, positions])
             last = int(positions[-1])
         return cohort[cohort < num_clients]
@@ -75,6 +78,7 @@ class FixedSizeSampling(Component, frozen=True, tag="fixed"):
     cohort: int
 
     def __post_init__(self) -> None:
+        check_types(self, "sampler.")
         require_positive("sampler.cohort", self.cohort, "a round needs at least one client")
 
     @property

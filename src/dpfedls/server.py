@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfedls.denoising import Denoiser
-from dpfedls.errors import require_positive, require_share
+from dpfedls.errors import InputError, require_finite, require_share
 from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout, Vector
 from dpfedls.privacy.ledger import Ledger
@@ -41,7 +41,12 @@ class Server:
     averaging: float = 0.0
 
     def __post_init__(self) -> None:
-        require_positive("server_rate", self.rate, "the model would never move; the paper uses 1")
+        require_finite("server_rate", self.rate, "the paper uses 1")
+        if isinstance(self.denoiser, type) or not callable(self.denoiser):
+            raise InputError(
+                f"denoiser = {self.denoiser!r} cannot be called with a release; give for example "
+                "dpfedls.LaplacianSmoothing(strength=1.0)"
+            )
         require_share("averaging", self.averaging, "0 is the last iterate, 1 the uniform average")
 
     def start(self, params: Vector) -> ServerState:
@@ -55,6 +60,11 @@ class Server:
         self.ledger.spend(self.plan.round_event, state.round, nonce)  # spend first, release second
         release = gaussian_release(total, self.plan, noise, self.layout)  # ── privacy boundary ──
         direction = self.denoiser(release)  # post-processing costs no privacy
+        if direction.shape != release.value.shape:
+            raise InputError(
+                f"the denoiser made a direction of shape {tuple(direction.shape)} of a release of "
+                f"shape {tuple(release.value.shape)}; it must keep the shape"
+            )
         params = state.params + self.rate * direction
         average = state.average.lerp(params, newest_weight(self.averaging, state.round + 1))
         return ServerState(state.round + 1, params, average)

@@ -60,6 +60,11 @@ class Simulation:
         """The rounds that are left, one state after each."""
         while state.round < self.server.plan.rounds:
             state = self.run_round(state)
+            if not torch.isfinite(state.params).all():
+                raise InputError(
+                    f"the model of round {state.round} is not finite: training diverged; lower the "
+                    "learning rate or server_rate"
+                )
             yield state
 
     def _blocks(self, cohort: Indices) -> Iterator[Indices]:
@@ -179,6 +184,8 @@ _BLOCK_COORDINATES = 2**26  # 256 MiB of float32 weights for all clients of a bl
 def find_device(name: str) -> torch.device:
     """The torch device of that name, if it is there."""
     try:
+        if name == "meta":
+            raise RuntimeError("holds no numbers")
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         there = ["cpu"] + ["cuda"] * torch.cuda.is_available()

@@ -86,7 +86,7 @@ def ledger(sampler, tmp_path):
             runs.start(recipes.read("synthetic", settings), folder, stop_after_three)
         (folder / FILE).write_bytes(kept[1])
         runs.resume(folder)
-    _, entries, _, _ = read_ledger(folder / "ledger.sqlite")
+    entries = read_ledger(folder / "ledger.sqlite").entries
     unpaid = len(releases) - len(entries)
     return verify(folder)["problems"] + [f"{unpaid} releases were never paid for"] * (unpaid > 0)
 

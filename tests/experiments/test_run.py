@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpfedls import InputError
+from dpfedls.experiments import folder as folders
 from dpfedls.experiments import recipe as recipes
 from dpfedls.experiments import run as runs
 from dpfedls.experiments.checkpoint import FILE, Checkpoint
@@ -50,7 +51,7 @@ def test_the_folder_holds_what_is_promised(finished):
     facts = json.loads((finished / "privacy.json").read_text())
     assert facts["mode"] == "simulation"
     assert facts["mechanism"]["rounds_paid"] == 6
-    assert len(runs.read_rounds(finished)) == 6
+    assert len(folders.read_rounds(finished)) == 6
     assert verify(finished)["valid"], verify(finished)["problems"]
 
 
@@ -129,7 +130,7 @@ def test_killed_with_9_at_any_moment_and_resumed_is_the_same_run(finished, tmp_p
     )
     for wanted in (3, 15, 30):
         deadline = time.monotonic() + 60
-        while len(runs.read_rounds(folder)) < wanted and time.monotonic() < deadline:
+        while len(folders.read_rounds(folder)) < wanted and time.monotonic() < deadline:
             if process.poll() is not None:
                 break
             time.sleep(0.002)
@@ -175,7 +176,7 @@ def test_wrong_input_leaves_no_folder_behind(setting, tmp_path):
 def test_runs_are_compared_on_one_page(finished, tmp_path):
     other = tmp_path / "unsmoothed"
     runs.start(small("denoiser.strength=0", "evaluate_every=4"), other)
-    assert [log.accuracy is None for log in runs.read_rounds(other)] == [
+    assert [log.accuracy is None for log in folders.read_rounds(other)] == [
         True,
         True,
         True,

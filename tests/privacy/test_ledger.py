@@ -79,7 +79,7 @@ def test_a_refused_payment_leaves_no_trace(path):
         with pytest.raises(InputError, match="the ledger was opened for"):
             ledger.spend(plan(noise_multiplier=0.5).round_event, 1, "c")
         assert ledger.head == head
-    assert len(read_ledger(path)[1]) == 1
+    assert len(read_ledger(path).entries) == 1
 
 
 def test_a_second_process_is_refused(path):
@@ -90,8 +90,10 @@ def test_a_second_process_is_refused(path):
 
 def test_a_promise_is_not_edited(path):
     SqliteLedger(path, plan(), 3.0).close()
+    with pytest.raises(InputError, match="another plan, budget or recipe"):
+        SqliteLedger(path, plan(), 3.0, recipe="other")
     for other, budget in ((plan(rounds=9), 3.0), (plan(), 30.0), (plan(), None)):
-        with pytest.raises(InputError, match="opened for another plan or budget"):
+        with pytest.raises(InputError, match="opened for another plan, budget or recipe"):
             SqliteLedger(path, other, budget)
 
 
@@ -119,14 +121,14 @@ def test_tampering_behind_the_triggers_breaks_the_chain(path, tampering):
     connection.execute(tampering)
     connection.commit()
     connection.close()
-    assert "breaks the hash chain" in read_ledger(path)[2][0]
+    assert "breaks the hash chain" in read_ledger(path).problems[0]
     with pytest.raises(InputError, match="breaks the hash chain"):
         SqliteLedger(path, plan())
 
 
 def test_a_file_that_is_no_ledger_is_said_to_be_none(path):
     path.write_bytes(b"not a database at all, but long enough to look at" * 99)
-    assert "cannot be read as a ledger" in read_ledger(path)[2][0]
+    assert "cannot be read as a ledger" in read_ledger(path).problems[0]
     with pytest.raises(InputError):
         SqliteLedger(path, plan())
     empty = path.with_name("empty.sqlite")
@@ -134,10 +136,41 @@ def test_a_file_that_is_no_ledger_is_said_to_be_none(path):
     connection.execute("CREATE TABLE entries (seq, payload, digest)")
     connection.commit()
     connection.close()
-    assert "no opening entry" in read_ledger(empty)[2][0]
+    assert "no opening entry" in read_ledger(empty).problems[0]
 
 
-def test_without_noise_epsilon_is_infinite_and_the_rounds_are_the_plans():
-    ledger = MemoryLedger(plan(noise_multiplier=0), budget=1.0)
-    ledger.spend(plan(noise_multiplier=0).round_event, 0, "a")
+def test_without_noise_epsilon_is_infinite_and_no_budget_covers_it():
+    open_ = plan(noise_multiplier=0)
+    ledger = MemoryLedger(open_)
+    ledger.spend(open_.round_event, 0, "a")
     assert ledger.epsilon() == float("inf")
+    with pytest.raises(BudgetExhausted):
+        MemoryLedger(open_, budget=1.0).spend(open_.round_event, 0, "a")
+
+
+def test_rounds_run_again_after_crashes_all_count():
+    ledger = MemoryLedger(plan(rounds=2), budget=100.0)
+    pay(ledger, 0, 1, 0, 1, nonce="first {}")
+    pay(ledger, 0, 1, nonce="again {}")
+    assert ledger.epsilon() == pytest.approx(plan(rounds=4).epsilon(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%41b", "ü"])
+def test_odd_names_of_folders_are_names(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with SqliteLedger(tmp_path / name / "ledger.sqlite", plan()) as ledger:
+        pay(ledger, 0)
+    assert len(read_ledger(tmp_path / name / "ledger.sqlite").entries) == 1
+
+
+def test_two_ledgers_of_one_plan_are_told_apart(tmp_path):
+    heads = set()
+    for name in ("a", "b"):
+        with SqliteLedger(tmp_path / f"{name}.sqlite", plan()) as ledger:
+            heads.add(ledger.head)
+    assert len(heads) == 2
+
+
+def test_a_ledger_in_use_is_said_to_be(path):
+    with SqliteLedger(path, plan()):
+        assert "is in use" in read_ledger(path).problems[0]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dpfedls.commands.output import Json, answer, progress
-from dpfedls.commands.training import _finish, _new_folder, _watch
+from dpfedls.commands.training import finish, new_folder, watching
 
 app = typer.Typer(
     help="Run a recipe on real machines with Flower: SuperLink and SuperNodes.",
@@ -61,10 +61,10 @@ def local(
     settings = list(set_ or [])
     chosen = deployed(recipes.read(recipe, settings), settings)
     name = f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}-deployed"
-    folder = out or _new_folder(None, name)
+    folder = out or new_folder(None, name)
     try:
         with progress(chosen.plan.rounds, "round") as advance:
-            outcome = deploy_local(chosen, folder, nodes, _watch(advance))
+            outcome = deploy_local(chosen, folder, nodes, watching(advance))
     except (FederationFailed, KeyboardInterrupt) as stopped:
         print(
             f"dpfedls: {str(stopped) or 'stopped'}\nthe last released round is kept; go on with "
@@ -72,4 +72,4 @@ def local(
             file=sys.stderr,
         )
         raise typer.Exit(1) from stopped
-    _finish(outcome, json)
+    finish(outcome, json)

@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from dpfedls.experiments.jsonable import plain
+
 Json: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
@@ -20,15 +22,6 @@ Json: TypeAlias = Annotated[
 def answer(values: dict[str, Any], as_json: bool, text: str) -> None:
     """Print the result, for a program or for a person."""
     print(json.dumps(plain(values), indent=2, ensure_ascii=False) if as_json else text)
-
-
-def plain(value: Any) -> Any:
-    """Infinity and NaN are not JSON; null says that there is no finite number."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def pairs(values: dict[str, Any], keys: Sequence[str]) -> str:

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from dpfedls.commands.output import Json, answer, pairs
-from dpfedls.errors import InputError, require_fraction
+from dpfedls.errors import InputError, require_fraction, require_positive
 
 if TYPE_CHECKING:
+    from dpfedls.privacy.plan import PrivacyPlan
     from dpfedls.sampling import Sampler
 
 app = typer.Typer(help="What a run costs, what it needs, what it promised.", no_args_is_help=True)
+
+
+CONVENTION = "the paper's: z is noise ÷ sensitivity, and the older RDP conversion"
 
 
 class Sampling(StrEnum):
@@ -76,7 +80,7 @@ def epsilon(
         "noise_multiplier": noise_multiplier,
     }
     if accountant is Accountant.PAPER:
-        values["convention"] = "the paper's: noise ÷ sensitivity, and the older RDP conversion"
+        values["convention"] = CONVENTION
         values["epsilon_as_added"] = plan.epsilon("rdp")
         values["epsilon_as_added_tight"] = plan.epsilon("pld")
     answer(values, json, pairs(values, list(values)))
@@ -104,7 +108,12 @@ def noise(
         rounds=rounds,
         clip_norm=clip_norm,
         delta=delta,
-    ).calibrated(epsilon, accountant.value)
+    )
+    if accountant is Accountant.PAPER:
+        values = _paper_noise(plan, epsilon)
+        answer(values, json, pairs(values, list(values)))
+        return
+    plan = plan.calibrated(epsilon, accountant.value)
     values: dict[str, Any] = {
         "noise_multiplier": plan.noise_multiplier,
         "noise_stddev": plan.noise_stddev,
@@ -155,6 +164,8 @@ def rounds(
         "accountant": accountant.value,
         "relation": event.sampler.relation,
     }
+    if accountant is Accountant.PAPER:
+        values["convention"] = CONVENTION
     answer(values, json, pairs(values, list(values)))
 
 
@@ -181,11 +192,38 @@ def verify(run: RunFolder, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+def _paper_noise(plan: PrivacyPlan, epsilon: float) -> dict[str, Any]:
+    """The paper's z for an ε, and the noise on the sum that earns it: z · sensitivity."""
+    from dpfedls.privacy.accountants import epsilon as epsilon_of
+    from dpfedls.privacy.accountants import noise_multiplier_for
+    from dpfedls.privacy.event import RoundEvent
+
+    z = noise_multiplier_for(
+        epsilon,
+        sampler=plan.sampler,
+        num_clients=plan.num_clients,
+        rounds=plan.rounds,
+        delta=plan.target_delta,
+        accountant="paper",
+    )
+    event = RoundEvent(sampler=plan.sampler, num_clients=plan.num_clients, noise_multiplier=z)
+    return {
+        "noise_multiplier": z,
+        "noise_stddev": z * plan.sensitivity,
+        "epsilon": epsilon_of([(event, plan.rounds)], plan.target_delta, "paper"),
+        "delta": plan.delta,
+        "accountant": "paper",
+        "relation": plan.relation,
+        "convention": CONVENTION,
+    }
+
+
 def _sampler(sampling: Sampling, clients: int, rate: float) -> Sampler:
     from dpfedls.sampling import FixedSizeSampling, PoissonSampling
 
     if sampling is Sampling.POISSON:
         return PoissonSampling(rate=rate)
+    require_positive("--clients", clients, "it is how many people there are")
     require_fraction("--rate", rate, "it is a share of the clients")
     cohort = round(rate * clients)
     if cohort < 1 or abs(cohort - rate * clients) > 1e-6 * clients:

@@ -11,7 +11,7 @@ from dpfedls.commands.output import Json, answer, pairs, progress
 from dpfedls.errors import InputError
 
 if TYPE_CHECKING:
-    from dpfedls.experiments.run import Outcome, RoundLog, Watch
+    from dpfedls.experiments.folder import Outcome, RoundLog, Watch
 
 _SUMMARY = (
     *("run", "task", "mode", "rounds", "accuracy", "loss", "epsilon", "delta", "accountant"),
@@ -31,7 +31,7 @@ def demo(
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}; use 5 for a fair comparison")
     _one_thread()
-    folder = _new_folder(out, "demo")
+    folder = new_folder(out, "demo")
     cells = len(STRENGTHS) * seeds
     with progress(cells, "cell") as advance:
         done = iter(range(1, cells + 1))
@@ -68,10 +68,10 @@ def run(
     settings += [] if device is None else [f'device="{device}"']
     chosen = recipes.read(recipe, settings)
     _one_thread()
-    folder = out or _new_folder(None, f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}")
+    folder = out or new_folder(None, f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}")
     with progress(chosen.plan.rounds, "round") as advance:
-        outcome = start(chosen, folder, _watch(advance))
-    _finish(outcome, json)
+        outcome = start(chosen, folder, watching(advance))
+    finish(outcome, json)
 
 
 def resume(
@@ -79,13 +79,13 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on with a run that was stopped, at the round after the last one released."""
-    from dpfedls.experiments.run import read_recipe
+    from dpfedls.experiments.folder import read_recipe
     from dpfedls.experiments.run import resume as go_on
 
     _one_thread()
     with progress(read_recipe(run).plan.rounds, "round") as advance:
-        outcome = go_on(run, _watch(advance))
-    _finish(outcome, json)
+        outcome = go_on(run, watching(advance))
+    finish(outcome, json)
 
 
 def report(
@@ -132,7 +132,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _new_folder(out: Path | None, name: str) -> Path:
+def new_folder(out: Path | None, name: str) -> Path:
     """The folder asked for, which must be free, or a new one under runs/."""
     if out is not None:
         if out.exists() and any(out.iterdir()):
@@ -147,15 +147,19 @@ def _new_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def _watch(advance: Any) -> Watch:
+def watching(advance: Any) -> Watch:
+    """Show each round as it is released."""
+
     def watch(log: RoundLog) -> None:
         accuracy = f"accuracy {100 * log.accuracy:.2f} %  " if log.accuracy is not None else ""
-        advance(log.round, f"{accuracy}ε {log.epsilon:.3g}")
+        epsilon = "∞, not private" if log.epsilon is None else f"{log.epsilon:.3g}"
+        advance(log.round, f"{accuracy}ε {epsilon}")
 
     return watch
 
 
-def _finish(outcome: Outcome, json: bool) -> None:
+def finish(outcome: Outcome, json: bool) -> None:
+    """Answer with a run's summary; a budget that ended it early is an exit code of its own."""
     answer(outcome.summary, json, pairs(outcome.summary, _SUMMARY))
     if outcome.exhausted is not None:
         raise outcome.exhausted

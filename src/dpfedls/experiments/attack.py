@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dpfedls.clients import as_input
 from dpfedls.errors import InputError
-from dpfedls.experiments.run import read_recipe
+from dpfedls.experiments.folder import read_recipe
 from dpfedls.local_update import cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.task import make_task

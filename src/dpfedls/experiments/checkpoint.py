@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -64,8 +65,6 @@ _DAMAGED = (
 
 def _metadata(raw: bytes) -> str:
     """safetensors' NumPy reader drops metadata; the header is 8 bytes of length, then JSON."""
-    import json
-
     length = int.from_bytes(raw[:8], "little")
     return json.loads(raw[8 : 8 + length])["__metadata__"]["state"]
 

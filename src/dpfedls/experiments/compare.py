@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpfedls.experiments.checkpoint import write_whole
+from dpfedls.experiments.folder import read_recipe, read_rounds
 from dpfedls.experiments.report import charts, html_table, page
-from dpfedls.experiments.run import read_recipe, read_rounds
 
 
 def compare(folders: Sequence[Path], out: Path) -> None:
@@ -27,7 +27,7 @@ def compare(folders: Sequence[Path], out: Path) -> None:
                 recipe.task,
                 f"{getattr(recipe.denoiser, 'strength', 0):g}",
                 str(recipe.seed),
-                f"{last.epsilon:.4g}",
+                "∞" if last.epsilon is None else f"{last.epsilon:.4g}",
                 f"{100 * (last.accuracy or 0.0):.2f}",
                 f"{last.loss:.4f}",
             ]

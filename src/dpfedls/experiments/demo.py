@@ -9,8 +9,9 @@ from typing import Any
 
 from dpfedls.experiments import recipe as recipes
 from dpfedls.experiments.checkpoint import write_whole
+from dpfedls.experiments.folder import RoundLog, read_rounds
 from dpfedls.experiments.report import charts, html_table, page
-from dpfedls.experiments.run import RoundLog, read_rounds, start
+from dpfedls.experiments.run import start
 
 STRENGTHS = (0.0, 1.0, 2.0, 3.0)
 

@@ -15,13 +15,13 @@ from msgspec import inspect
 from dpfedls.denoising import AnyDenoiser, Identity
 from dpfedls.errors import (
     InputError,
+    require_finite,
     require_not_negative,
     require_positive,
     require_share,
     unknown,
 )
 from dpfedls.local_update import LocalSGD
-from dpfedls.privacy.accountants import AccountantName
 from dpfedls.privacy.plan import PrivacyPlan
 
 
@@ -29,7 +29,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Choose the plan's noise so that the whole run costs ``epsilon``."""
 
     epsilon: float
-    accountant: AccountantName = "pld"
+    accountant: Literal["pld", "rdp", "closed-form"] = "pld"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,14 +51,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reproduces: str = ""
 
     def __post_init__(self) -> None:
-        require_positive("server_rate", self.server_rate, "the model would never move")
+        require_finite("server_rate", self.server_rate, "the paper uses 1")
         require_positive("evaluate_every", self.evaluate_every, "1 judges the model every round")
         require_not_negative("seed", self.seed, "any whole number from 0 up will do")
         require_share("averaging", self.averaging, "0 is the last iterate, 1 the uniform average")
         if self.block_size is not None:
             require_positive("block_size", self.block_size, "it is how many clients train at once")
         if self.budget is not None:
-            require_positive("budget", self.budget, "it is the ε never to exceed")
+            require_finite("budget", self.budget, "it is the ε never to exceed")
 
     def resolved(self) -> Recipe:
         """The recipe with its noise chosen, so that the plan stands complete in the run folder."""
@@ -105,7 +105,7 @@ def table(source: str) -> dict[str, Any]:
             raise unknown("recipe", source, names())
         text = _folder().joinpath(f"{source}.toml").read_text(encoding="utf-8")
     elif path.is_file():
-        text = path.read_text(encoding="utf-8")
+        text = _read_text(path)
     else:
         raise InputError(
             f"recipe file {source} is not there; check the path, or run: dpfedls recipes"
@@ -141,6 +141,13 @@ def fingerprint(recipe: Recipe) -> str:
 
 def _folder() -> Any:
     return resources.files("dpfedls").joinpath("recipes")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
 
 
 def _lay_over(values: dict[str, Any], setting: str) -> None:

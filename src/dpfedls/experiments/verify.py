@@ -13,44 +13,45 @@ import msgspec
 
 from dpfedls.errors import InputError
 from dpfedls.experiments.checkpoint import FILE, Checkpoint
-from dpfedls.privacy.ledger import Entry, read_ledger, spent_epsilon
+from dpfedls.experiments.jsonable import plain
+from dpfedls.privacy.ledger import Account, read_ledger, spent_epsilon
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.privacy.statement import statement
+
+SEALED = ("recipe.toml", "rounds.jsonl", "ledger.sqlite", str(FILE), "model.safetensors")
 
 
 def verify(folder: Path) -> dict[str, Any]:
     """Whether the folder's privacy account holds together, what was spent, and each problem."""
-    plan = read_plan(folder)
+    plan, mode = read_promise(folder)
     ledger = folder / "ledger.sqlite"
     if not ledger.is_file():
         return _verdict(math.inf, [f"{ledger.name} is missing: nobody can say what was spent"])
-    opening, entries, problems, head = read_ledger(ledger)
-    spent = spent_epsilon(plan, entries)
-    if opening and msgspec.convert(opening["plan"], PrivacyPlan) != plan:
-        problems.append("recipe.toml promises another plan than the ledger was opened for")
-    if any(entry.event != plan.round_event for entry in entries):
-        problems.append("the ledger holds rounds that the plan does not describe")
-    problems += _checkpoint_problems(folder, entries, head)
-    problems += _log_problems(folder, entries)
-    problems += _statement_problems(folder, spent, len(entries), head)
+    account = read_ledger(ledger)
+    if account.problems:
+        return _verdict(math.inf, account.problems)
+    spent = spent_epsilon(plan, account.entries)
+    problems = [
+        *_opening_problems(folder, account, plan, mode),
+        *_checkpoint_problems(folder, account),
+        *_log_problems(folder, account),
+        *_statement_problems(folder, account, plan, mode),
+    ]
     return _verdict(spent, problems)
 
 
-def read_plan(folder: Path) -> PrivacyPlan:
-    """The plan of a run folder, without loading the parts that train."""
+def read_promise(folder: Path) -> tuple[PrivacyPlan, str]:
+    """The plan and the mode of a run folder, without loading the parts that train."""
     path = folder / "recipe.toml"
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8"))["plan"], PrivacyPlan)
-    except FileNotFoundError as error:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return msgspec.convert(values["plan"], PrivacyPlan), str(values["mode"])
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"{folder} is not a run folder: it has no recipe.toml; give the folder that "
             "dpfedls run printed"
         ) from error
-    except (
-        tomllib.TOMLDecodeError,
-        UnicodeDecodeError,
-        KeyError,
-        msgspec.ValidationError,
-    ) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} does not hold a readable plan ({error}); restore it from a backup"
         ) from error
@@ -76,24 +77,36 @@ def _verdict(spent: float, problems: list[str]) -> dict[str, Any]:
     return {"valid": not problems, "spent_epsilon": spent, "problems": problems}
 
 
-def _checkpoint_problems(folder: Path, entries: list[Entry], head: str) -> list[str]:
+def _opening_problems(folder: Path, account: Account, plan: PrivacyPlan, mode: str) -> list[str]:
+    problems = []
+    if account.opening.get("recipe") != file_digest(folder / "recipe.toml"):
+        problems.append("recipe.toml is not the recipe that the ledger was opened for")
+    if any(entry.event != plan.round_event for entry in account.entries):
+        problems.append("the ledger holds rounds that the plan does not describe")
+    seeded = any(entry.nonce.startswith("simulation") for entry in account.entries)
+    if seeded != (mode == "simulation") and account.entries:
+        problems.append(f"recipe.toml says {mode}, but the ledger's noise is of another kind")
+    return problems
+
+
+def _checkpoint_problems(folder: Path, account: Account) -> list[str]:
     if not (folder / FILE).is_file():
-        return [] if not entries else [f"{FILE} is missing although rounds were paid for"]
+        return [] if not account.entries else [f"{FILE} is missing although rounds were paid for"]
     try:
         state = Checkpoint.load(folder)
     except InputError as error:
         return [str(error)]
     problems = []
-    paid = {entry.round for entry in entries}
+    paid = {entry.round for entry in account.entries}
     unpaid = [t for t in range(state.round) if t not in paid]
     if unpaid:
         problems.append(f"the checkpoint holds round {unpaid[0] + 1}, which was never paid for")
-    if not entries or (len(entries) == state.round and state.ledger_head != head):
-        problems.append("the ledger's last entry is not the one the checkpoint was made after")
+    if state.ledger_head not in account.heads:
+        problems.append("the checkpoint was not made after any entry of this ledger")
     return problems
 
 
-def _log_problems(folder: Path, entries: list[Entry]) -> list[str]:
+def _log_problems(folder: Path, account: Account) -> list[str]:
     path = folder / "rounds.jsonl"
     lines = path.read_bytes().splitlines() if path.is_file() else []
     try:
@@ -102,26 +115,46 @@ def _log_problems(folder: Path, entries: list[Entry]) -> list[str]:
         return ["rounds.jsonl has a line that cannot be read"]
     if rounds != list(range(1, len(rounds) + 1)):
         return ["rounds.jsonl does not list the rounds one after another"]
-    if len(rounds) > len(entries):
-        return [f"rounds.jsonl lists {len(rounds)} rounds, but {len(entries)} were paid for"]
+    if len(rounds) > len(account.entries):
+        return [
+            f"rounds.jsonl lists {len(rounds)} rounds, but {len(account.entries)} were paid for"
+        ]
     return []
 
 
-def _statement_problems(folder: Path, spent: float, paid: int, head: str) -> list[str]:
+def _statement_problems(folder: Path, account: Account, plan: PrivacyPlan, mode: str) -> list[str]:
+    """The statement must be, word for word, the one that these entries give."""
     try:
         stated = read_statement(folder)
     except InputError as error:
         return [str(error)]
-    problems = []
-    if stated.get("ledger_head") != head or stated.get("mechanism", {}).get("rounds_paid") != paid:
-        problems.append("privacy.json was not made from this ledger: rounds were paid for since")
-    claimed = stated.get("epsilon")
-    if not isinstance(claimed, float) or claimed < spent * (1 - 1e-9):
-        problems.append(f"privacy.json claims ε = {claimed}, but ε = {spent:.6g} was spent")
-    for name, digest in stated.get("files", {}).items():
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-        elif file_digest(path) != digest:
-            problems.append(f"{name} is not the file that privacy.json was made from")
+    paid, head = len(account.entries), account.heads[-1]
+    facts = plain(statement(plan, mode=mode, rounds_paid=paid, ledger_head=head))
+    if stated.get("ledger_head") != head:
+        return ["privacy.json was not made from this ledger: rounds were paid for since"]
+    problems = [
+        f"privacy.json says {key} = {stated.get(key)!s:.60}, but it is {facts[key]!s:.60}"
+        for key in facts
+        if key != "versions" and not _same(stated.get(key), facts[key])
+    ]
+    sealed = stated.get("files")
+    if not isinstance(sealed, dict) or set(sealed) != {n for n in SEALED if (folder / n).exists()}:
+        problems.append("privacy.json does not list the digests of the files that are here")
+        return problems
+    problems += [
+        f"{name} is not the file that privacy.json was made from"
+        for name, digest in sealed.items()
+        if file_digest(folder / name) != digest
+    ]
     return problems
+
+
+def _same(stated: Any, found: Any) -> bool:
+    """Equal, numbers to the last digits that another version of a library may round otherwise."""
+    if isinstance(found, dict) and isinstance(stated, dict):
+        return stated.keys() == found.keys() and all(_same(stated[k], found[k]) for k in found)
+    if isinstance(found, list) and isinstance(stated, list):
+        return len(stated) == len(found) and all(map(_same, stated, found))
+    if isinstance(found, float) and isinstance(stated, float | int):
+        return math.isclose(stated, found, rel_tol=1e-6)
+    return type(stated) is type(found) and stated == found

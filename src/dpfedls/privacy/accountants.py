@@ -133,8 +133,10 @@ def check_delta(delta: float) -> None:
 
 def check_epsilon(target: float) -> None:
     """Refuse a target ε that no noise, or any noise, would meet."""
-    if not 0 < target < math.inf:
-        raise InputError(f"epsilon must be finite and > 0, got {target:g}; 1 to 10 is customary")
+    if not 1e-9 <= target <= 1e5:
+        raise InputError(
+            f"epsilon must be between 1e-9 and 1e5, got {target:g}; 1 to 10 is customary"
+        )
 
 
 def check_accountant(name: str) -> None:

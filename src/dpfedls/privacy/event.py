@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dpfedls.errors import InputError, require_not_negative
+from dpfedls.component import check_types
+from dpfedls.errors import InputError
 from dpfedls.sampling import FixedSizeSampling, Sampler
 
 
@@ -21,6 +22,7 @@ class RoundEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        check_types(self, "")
         if self.num_clients < 1:
             raise InputError(
                 f"num_clients must be >= 1, got {self.num_clients}; nobody to train on"
@@ -30,7 +32,11 @@ class RoundEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"sampler.cohort = {self.sampler.cohort} is larger than the population of "
                 f"{self.num_clients} clients; lower the cohort or add clients"
             )
-        require_not_negative("noise_multiplier", self.noise_multiplier, "0 means no privacy")
+        if self.noise_multiplier != 0 and not 1e-9 <= self.noise_multiplier <= 1e9:
+            raise InputError(
+                f"noise_multiplier must be 0 (no privacy) or between 1e-9 and 1e9, got "
+                f"{self.noise_multiplier:g}; 0.5 to 10 is customary"
+            )
 
     @property
     def rate(self) -> float:

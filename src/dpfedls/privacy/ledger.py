@@ -7,11 +7,12 @@ back to an old checkpoint, or crashing at any moment, never lowers what was spen
 from __future__ import annotations
 
 import hashlib
+import secrets
 import sqlite3
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -47,7 +48,7 @@ class MemoryLedger:
     """A ledger that lasts as long as the process: for simulations that leave no files."""
 
     def __init__(self, plan: PrivacyPlan, budget: float | None = None) -> None:
-        self.plan = plan
+        self.plan, self.budget = plan, budget
         self.entries: dict[Entry, None] = {}  # an ordered set
         self._affordable = _affordable(plan, budget)
 
@@ -55,25 +56,31 @@ class MemoryLedger:
         entry = Entry(round_, event, nonce)
         if entry in self.entries:  # the same noise on the same sum: nothing new is learned
             return
-        self._check(event)
+        self.check(event)
         self._record(entry)
         self.entries[entry] = None
 
     def epsilon(self) -> float:
-        return spent_epsilon(self.plan, self.entries)
+        """What has been spent so far, for people to watch: rounded up where T is large."""
+        if len(self.entries) > self.plan.rounds:  # some were run again after crashes
+            return spent_epsilon(self.plan, self.entries)
+        shown = epsilon_by_round(self.plan)[len(self.entries)]
+        return shown if self.budget is None else min(shown, self.budget)
 
-    def _check(self, event: RoundEvent) -> None:
+    def check(self, event: RoundEvent) -> None:
+        """Refuse another such round if the budget does not cover it."""
         if event != self.plan.round_event:
             raise InputError(
                 f"the round did {event}, but the ledger was opened for {self.plan.round_event}; "
                 "spend what the plan says, or open a ledger for another plan"
             )
         if len(self.entries) >= self._affordable:
+            spent = spent_epsilon(self.plan, self.entries)
             raise BudgetExhausted(
-                f"privacy budget exhausted: {len(self.entries)} rounds are paid, ε = "
-                f"{self.epsilon():.4g} at δ = {self.plan.target_delta:.3g}, and another would be "
-                "too much; nothing more was released and the last model stands. A larger budget "
-                "is a new promise to people: start a new run for it"
+                f"privacy budget exhausted: {len(self.entries)} rounds are paid, ε = {spent:.4g} "
+                f"at δ = {self.plan.target_delta:.3g}, and another would be too much; nothing more "
+                "was released and the last model stands. A larger budget is a new promise to "
+                "people: start a new run for it"
             )
 
     def _record(self, entry: Entry) -> None:
@@ -83,18 +90,26 @@ class MemoryLedger:
 class SqliteLedger(MemoryLedger):
     """The durable ledger. One process at a time; every payment is on disk before ``spend`` ends."""
 
-    def __init__(self, path: Path, plan: PrivacyPlan, budget: float | None = None) -> None:
+    def __init__(
+        self, path: Path, plan: PrivacyPlan, budget: float | None = None, recipe: str = ""
+    ) -> None:
+        """``recipe`` is a digest of all that the run depends on beside its plan."""
         super().__init__(plan, budget)
-        self.path = path
-        opening = msgspec.json.encode({"format": 1, "plan": plan, "budget": budget})
+        self.path, self.heads = path, [""]
+        opening = {"format": 1, "plan": plan, "budget": budget, "recipe": recipe}
         self._connection = _connect(path)
         try:
-            self._prepare(opening)
+            self._prepare(msgspec.json.decode(msgspec.json.encode(opening)))
         except BaseException:
             self._connection.close()
             raise
 
-    def _prepare(self, opening: bytes) -> None:
+    @property
+    def head(self) -> str:
+        """The digest of everything up to now."""
+        return self.heads[-1]
+
+    def _prepare(self, opening: dict[str, Any]) -> None:
         try:
             self._connection.executescript(_SCHEMA)
         except sqlite3.OperationalError as error:
@@ -109,22 +124,21 @@ class SqliteLedger(MemoryLedger):
             ) from error
         rows = _rows(self._connection)
         if rows:
-            problems, entries = check_chain(rows)
-            if problems:
+            found = check_chain(rows)
+            if found.problems:
                 raise InputError(
-                    f"{self.path}: {problems[0]}; the account of what was spent cannot be trusted: "
-                    "restore the file from a backup or start a new run"
+                    f"{self.path}: {found.problems[0]}; the account of what was spent cannot be "
+                    "trusted: restore the file from a backup or start a new run"
                 )
-            if rows[0][1] != opening:
+            if found.opening | opening != found.opening:
                 raise InputError(
-                    f"{self.path} was opened for another plan or budget; a promise is not edited: "
-                    "start a new run in another folder"
+                    f"{self.path} was opened for another plan, budget or recipe; a promise is not "
+                    "edited: start a new run in another folder"
                 )
-            self.entries = dict.fromkeys(entries)
-            self.head = rows[-1][2]
+            self.entries, self.heads = dict.fromkeys(found.entries), found.heads
         else:
-            self.head = ""
-            self._append(opening)
+            # A name of its own tells this ledger from that of another run of the same recipe.
+            self._append(msgspec.json.encode(opening | {"run": secrets.token_hex(8)}))
 
     def _record(self, entry: Entry) -> None:
         self._append(msgspec.json.encode(entry))
@@ -135,7 +149,7 @@ class SqliteLedger(MemoryLedger):
             self._connection.execute(
                 "INSERT INTO entries (payload, digest) VALUES (?, ?)", (payload, head)
             )
-        self.head = head
+        self.heads.append(head)
 
     def close(self) -> None:
         """Give the file free for others."""
@@ -148,48 +162,55 @@ class SqliteLedger(MemoryLedger):
         self.close()
 
 
-def read_ledger(path: Path) -> tuple[dict[str, Any], list[Entry], list[str], str]:
-    """Opening, entries, problems and head of a ledger file, without writing to it."""
+class Account(NamedTuple):
+    """What a ledger file says: how it was opened, the payments, the digest after each entry."""
+
+    opening: dict[str, Any]
+    entries: list[Entry]
+    heads: list[str]
+    problems: list[str]
+
+
+def read_ledger(path: Path) -> Account:
+    """The account in a ledger file, without writing to it."""
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)
         try:
             intact = connection.execute("PRAGMA integrity_check").fetchone()[0]
             rows = _rows(connection)
         finally:
             connection.close()
     except (sqlite3.Error, UnicodeDecodeError) as error:  # damage reaches SQLite's own messages
-        return {}, [], [f"{path.name} cannot be read as a ledger ({error})"], ""
-    problems, entries = check_chain(rows)
+        if "locked" in str(error):
+            return Account({}, [], [], [f"{path.name} is in use: the run is going on; wait for it"])
+        return Account({}, [], [], [f"{path.name} cannot be read as a ledger ({error})"])
     if intact != "ok":
-        problems.insert(0, f"{path.name} fails SQLite's integrity check ({intact})")
+        return Account({}, [], [], [f"{path.name} fails SQLite's integrity check ({intact})"])
     if not rows:
-        return {}, [], [*problems, f"{path.name} holds no opening entry"], ""
-    return msgspec.json.decode(rows[0][1]) if not problems else {}, entries, problems, rows[-1][2]
+        return Account({}, [], [], [f"{path.name} holds no opening entry"])
+    return check_chain(rows)
 
 
-def check_chain(rows: list[tuple[int, bytes, str]]) -> tuple[list[str], list[Entry]]:
-    """Follow the hash chain; the problems found and the payments recorded."""
-    problems, entries, head = [], [], ""
+def check_chain(rows: list[tuple[int, bytes, str]]) -> Account:
+    """Follow the hash chain from the opening to the last payment."""
+    heads = [""]
     for expected, (seq, payload, digest) in enumerate(rows, start=1):
-        head = _link(head, payload) if isinstance(payload, bytes) else ""
-        if seq != expected or head != digest:
-            problems.append(f"entry {expected} breaks the hash chain: it was altered or removed")
-            break
-        if expected > 1:
-            entries.append(msgspec.json.decode(payload, type=Entry))
-    return problems, entries
+        heads.append(_link(heads[-1], payload) if isinstance(payload, bytes) else "")
+        if seq != expected or heads[-1] != digest:
+            problem = f"entry {expected} breaks the hash chain: it was altered or removed"
+            return Account({}, [], [], [problem])
+    entries = [msgspec.json.decode(payload, type=Entry) for _, payload, _ in rows[1:]]
+    return Account(msgspec.json.decode(rows[0][1]), entries, heads, [])
 
 
 def spent_epsilon(plan: PrivacyPlan, entries: Collection[Entry]) -> float:
     """ε at the plan's delta of everything paid for."""
-    if len(entries) <= plan.rounds and all(e.event == plan.round_event for e in entries):
-        return epsilon_by_round(plan)[len(entries)]
     return epsilon(list(Counter(e.event for e in entries).items()), plan.target_delta)
 
 
 def _affordable(plan: PrivacyPlan, budget: float | None) -> int:
     """How many rounds the budget covers; without one, those of the plan."""
-    if budget is None or not plan.is_private:
+    if budget is None:
         return plan.rounds
     return rounds_for(budget, event=plan.round_event, delta=plan.target_delta)
 

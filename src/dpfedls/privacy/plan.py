@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dpfedls.component import check_types
 from dpfedls.errors import InputError, require_positive
 from dpfedls.privacy import accountants
 from dpfedls.privacy.accountants import AccountantName
@@ -33,8 +34,12 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     delta: float | None = None
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InputError(f"rounds must be >= 1, got {self.rounds}; a run trains at least once")
+        check_types(self, "")
+        if not 1 <= self.rounds <= accountants.MOST_ROUNDS:
+            raise InputError(
+                f"rounds must be >= 1 and at most a million, got {self.rounds}; a run trains at "
+                "least once, and noise cannot cover more"
+            )
         # The event checks the population, the cohort and the noise.
         RoundEvent(
             sampler=self.sampler,
@@ -42,6 +47,8 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             noise_multiplier=0.0 if self.noise_multiplier is None else self.noise_multiplier,
         )
         require_positive("clip_norm", self.clip_norm, "it bounds what one client can contribute")
+        if self.clip_norm < 1e-12:
+            raise InputError(f"clip_norm = {self.clip_norm:g} is below what float32 can tell apart")
         if math.isinf(self.clip_norm) and self.noise_multiplier != 0:
             raise InputError(
                 "clip_norm = inf means no clipping, so no amount of noise gives privacy; "
@@ -125,6 +132,11 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def calibrated(self, epsilon: float, accountant: AccountantName = "pld") -> PrivacyPlan:
         """The same plan with the noise that spends at most ``epsilon`` over all rounds."""
+        if accountant == "paper":
+            raise InputError(
+                "accountant 'paper' repeats how published tables were computed and is no promise "
+                "for fixed-size sampling; calibrate by 'pld', 'rdp' or 'closed-form'"
+            )
         noise = accountants.noise_multiplier_for(
             epsilon,
             sampler=self.sampler,

@@ -189,7 +189,7 @@ def _group(spent: list[Any], delta: float, people: int) -> float | None:
     fitting = [
         people * e
         for d, e in zip(candidates, profile(spent, candidates), strict=True)
-        if e < 300 and people * math.exp((people - 1) * e) * d <= delta
+        if (people - 1) * e < 700 and people * math.exp((people - 1) * e) * d <= delta
     ]
     return min(fitting, default=None)
 

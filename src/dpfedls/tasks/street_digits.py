@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.models import cnn
 from dpfedls.tasks.partition import iid
@@ -20,11 +21,16 @@ from dpfedls.tasks.task import Task
 
 SIDE = 32
 SAMPLES_A_CLIENT, TEST = 300, 16_000
+_MOST = 100_000
 _CHUNK = 2000  # images drawn at a time; changes memory, not the images
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
     """300 images a client, as in Section 5.2, and 16,000 to test on."""
+    if num_clients > _MOST:
+        raise InputError(
+            f"plan.num_clients = {num_clients}, but this task draws images for at most {_MOST}"
+        )
     rng = streams.torch_generator("split")
     features, targets = draw(SAMPLES_A_CLIENT * num_clients, rng)
     data = iid(features, targets, num_clients, streams.generator("partition"))

@@ -6,16 +6,21 @@ import torch
 from torch import Tensor
 
 from dpfedls.denoising import smooth
+from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.models import logistic_regression
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.task import Task
 
-_INPUTS, _CLASSES, _TEST = 64, 4, 400
+_INPUTS, _CLASSES, _TEST, _MOST = 64, 4, 400, 1_000_000
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
     """Ten signals a client and 400 to test on."""
+    if num_clients > _MOST:
+        raise InputError(
+            f"plan.num_clients = {num_clients}, but this task draws signals for at most {_MOST}"
+        )
     rng = streams.torch_generator("split")
     patterns = torch.randn(_CLASSES, _INPUTS, generator=rng)
     patterns = torch.stack([smooth(pattern, 8.0) for pattern in patterns])

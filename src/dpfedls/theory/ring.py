@@ -49,6 +49,8 @@ def smallest_eigenvalue(dim: int, strength: float) -> float:
 def effective_dimension(dim: int, strength: float, power: Literal[1, 2] = 1) -> float:
     """d_σ = Σ Λ_i (power 1) or d̃_σ = Σ Λ_i² (power 2), in closed form (Theorems 4 to 6)."""
     _check(dim, strength)
+    if power not in (1, 2):
+        raise InputError(f"power must be 1 (d_σ) or 2 (d̃_σ), got {power}; others have no use here")
     if strength == 0:
         return float(dim)
     s = math.sqrt(1 + 4 * strength)
@@ -97,6 +99,8 @@ def _laplacian(i: NDArray[np.integer], dim: int) -> Floats:
 
 
 def _check(dim: int, strength: float) -> None:
-    if dim < 1:
-        raise InputError(f"dim must be >= 1, got {dim}; it is the number of parameters")
+    if not (isinstance(dim, int) and dim >= 1):
+        raise InputError(
+            f"dim must be a whole number >= 1, got {dim}; it is the number of parameters"
+        )
     require_not_negative("strength", strength, "0 switches smoothing off")

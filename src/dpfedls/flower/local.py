@@ -1,0 +1,310 @@
+"""``dpfedls deploy local``: a whole federation on this machine, over TLS, with node keys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.experiments.folder import Outcome, Watch, open_folder, read_rounds, summary
+from dpfedls.experiments.recipe import Recipe
+from dpfedls.experiments.verify import read_statement, verify
+from dpfedls.flower import require_flower
+from dpfedls.flower.app import write_app
+from dpfedls.flower.credentials import write_certificates, write_node_key
+from dpfedls.randomness import SeededStreams, SystemStreams
+from dpfedls.tasks.task import make_task
+
+_PATIENCE = 120.0  # seconds for a process to come up on a busy machine
+_MARK = "DPFEDLS_FEDERATION"  # in the environment of every process of a federation
+
+
+class FederationFailed(RuntimeError):
+    """A process of the federation ended, or never came up. Exit code 1."""
+
+
+def deploy_local(
+    recipe: Recipe, folder: Path, nodes: int, watch: Watch = lambda _: None, timeout: float = 300
+) -> Outcome:
+    """Run a recipe, or the rest of its run, on ``nodes`` SuperNodes; leave the run folder."""
+    require_flower()
+    if nodes < 1:
+        raise InputError(f"--nodes must be at least 1, got {nodes}; 4 makes a small federation")
+    make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))  # or say why not
+    if recipe.mode == "deployed":
+        SystemStreams()
+    recipe = open_folder(folder, recipe.resolved())
+    with workplace() as place, Federation(place) as federation:
+        settings = {
+            "run-folder": str(folder.resolve()),
+            "wait-for-nodes": nodes,
+            "round-timeout": timeout,
+        }
+        write_app(place / "app", recipe, settings)
+        federation.start_superlink()
+        for i in range(nodes):
+            federation.start_supernode(i, nodes)
+        run = federation.run(place / "app")
+        seconds = _follow(folder, run, federation, watch)
+        return _outcome(folder, recipe, federation, seconds)
+
+
+def _follow(
+    folder: Path, run: subprocess.Popen[bytes], federation: Federation, watch: Watch
+) -> list[float]:
+    """Report each released round until Flower's run is over; how long each took."""
+    shown, clock, seconds = len(read_rounds(folder)), time.perf_counter(), []
+    over = False
+    while not over:
+        over = run.poll() is not None
+        federation.check_superlink()
+        for line in read_rounds(folder)[shown:]:
+            now = time.perf_counter()
+            seconds.append(now - clock)
+            clock, shown = now, shown + 1
+            watch(line)
+        time.sleep(0.2)
+    return seconds
+
+
+def _outcome(folder: Path, recipe: Recipe, federation: Federation, seconds: list[float]) -> Outcome:
+    found = verify(folder)
+    if not found["valid"]:
+        raise FederationFailed(
+            f"the run ended before it was complete ({found['problems'][0]}); the server said:\n"
+            f"{federation.last_words('run')}"
+        )
+    rounds, exhausted = read_rounds(folder), None
+    if len(rounds) < recipe.plan.rounds:
+        exhausted = BudgetExhausted(
+            f"privacy budget exhausted: ε = {found['spent_epsilon']:.4g} was spent, and "
+            f"{len(rounds)} of {recipe.plan.rounds} rounds were released; the last model stands"
+        )
+    return Outcome(summary(folder, recipe, rounds, read_statement(folder), seconds), exhausted)
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder for keys, Flower's own files and logs; kept only if something fails."""
+    place = Path(tempfile.mkdtemp(prefix="dpfedls-federation-"))
+    try:
+        yield place
+    except FederationFailed as error:
+        raise FederationFailed(f"{error}\n(logs are in {place})") from error
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    shutil.rmtree(place, ignore_errors=True)
+
+
+class Federation:
+    """A SuperLink and SuperNodes on loopback, as processes that end when this does."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.address = ""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._mark = secrets.token_hex(16)
+        (place / "logs").mkdir()
+        write_certificates(place)
+
+    def __enter__(self) -> Federation:
+        self._old = signal.signal(signal.SIGTERM, _exit) if _is_main_thread() else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        if self._old is not None:
+            signal.signal(signal.SIGTERM, self._old)
+
+    def start_superlink(self, port: int | None = None) -> None:
+        """Start the SuperLink; its database is a file, so that it survives being killed."""
+        where = self._start(
+            "superlink",
+            lambda port: [
+                *("flower-superlink", "--host", "127.0.0.1", "--port", str(port)),
+                *("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem"),
+                *("--ssl-keyfile", "server.key", "--enable-supernode-auth"),
+                *("--disable-runtime-dependency-installation", "--database", "superlink.db"),
+            ],
+            port,
+        )
+        self.address = f"127.0.0.1:{where}"
+        config = f'[superlink.local]\naddress = "{self.address}"\nroot-certificates = "{{}}"\n'
+        home = self.place / "home-superlink"
+        (home / "config.toml").write_text(config.format(self.place / "ca.crt"), encoding="utf-8")
+
+    def start_supernode(self, number: int, nodes: int, *, register: bool = True) -> None:
+        """Make a node's key, register it with the SuperLink and start the node."""
+        name = f"node-{number}"
+        key = self.place / f"{name}.key"
+        if not key.exists():
+            write_node_key(key)
+            if register:
+                self.flwr("supernode", "register", str(key.with_suffix(".pub")), "local")
+        self._start(
+            name,
+            lambda port: [
+                *("flower-supernode", "--superlink", self.address),
+                *("--root-certificates", "ca.crt", "--auth-supernode-private-key", key.name),
+                *("--host", "127.0.0.1", "--port", str(port)),
+                *("--node-config", f"partition-id={number} num-partitions={nodes}"),
+            ],
+        )
+
+    def run(self, app: Path, *config: str) -> subprocess.Popen[bytes]:
+        """Start a run of an app; the process ends when the run does."""
+        options = [part for item in config for part in ("--run-config", item)]
+        command = ["flwr", "run", str(app), "local", "--stream", *options]
+        return self._spawn("run", command, "superlink")
+
+    def flwr(self, *arguments: str) -> str:
+        """Run one of Flower's own commands to its end."""
+        done = subprocess.run(
+            [_find("flwr"), *arguments],
+            env=self._environment("superlink"),
+            cwd=self.place,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+        )
+        if done.returncode:
+            raise FederationFailed(f"flwr {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def check_superlink(self) -> None:
+        """Raise if the SuperLink has gone."""
+        if self.processes["superlink"].poll() is not None:
+            raise FederationFailed(f"the SuperLink has ended:\n{self.last_words('superlink')}")
+
+    def last_words(self, name: str, lines: int = 15) -> str:
+        """The end of a process's log."""
+        text = (self.place / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def kill(self, name: str) -> None:
+        """End a process and whatever it started at once, as a power cut would."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+        self._sweep(name)
+
+    def stop(self) -> None:
+        """End everything: nodes first, politely, then by force, then whatever was left behind."""
+        for process in reversed(self.processes.values()):
+            process.terminate()
+        deadline = time.monotonic() + 5
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.processes.clear()
+        self._sweep()
+
+    def left_behind(self, name: str = "") -> list[int]:
+        """Processes of this federation that still run, known by the mark in their environment."""
+        found, mark = [], f"{_MARK}={self._mark}{name and f' {name}'}".encode()
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if any(item.startswith(mark) for item in entry.read_bytes().split(b"\0")):
+                    found.append(int(entry.parent.name))
+        return found
+
+    def _sweep(self, name: str = "") -> None:
+        """Flower's processes start others in sessions of their own: end those too."""
+        deadline = time.monotonic() + 5
+        while (left := self.left_behind(name)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def _start(
+        self, name: str, command: Callable[[int], Sequence[str]], port: int | None = None
+    ) -> int:
+        """Start a server on a free port; another program may take the port first, so try again."""
+        for _ in range(3):
+            chosen = port or _free_port()
+            process = self._spawn(name, command(chosen), name)
+            if _answers(chosen, process):
+                return chosen
+        raise FederationFailed(f"{name} did not start:\n{self.last_words(name)}")
+
+    def _spawn(self, name: str, command: Sequence[str], home: str) -> subprocess.Popen[bytes]:
+        with (self.place / "logs" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [_find(command[0]), *command[1:]],
+                env=self._environment(home, name),
+                cwd=self.place,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
+            )
+        self.processes[name] = process
+        return process
+
+    def _environment(self, home: str, name: str = "flwr") -> dict[str, str]:
+        """Flower's files stay in our folder, one place a machine that there would be."""
+        where = self.place / f"home-{home}"
+        where.mkdir(exist_ok=True)
+        return os.environ | {
+            "FLWR_HOME": str(where),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "OMP_NUM_THREADS": "1",  # all nodes share this machine
+            "PATH": os.pathsep.join([str(_scripts()), os.environ.get("PATH", "")]),
+            "NO_PROXY": "127.0.0.1,localhost",
+            _MARK: f"{self._mark} {name}",
+        }
+
+
+def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has come to listen on the port, rather than ended."""
+    deadline = time.monotonic() + _PATIENCE
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return process.poll() is None
+        time.sleep(0.1)
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _scripts() -> Path:
+    return Path(sys.executable).parent
+
+
+def _find(command: str) -> str:
+    found = shutil.which(command, path=f"{_scripts()}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise InputError(f"{command} is not there; run: pip install 'dpfedls[flower]'")
+    return found
+
+
+def _is_main_thread() -> bool:
+    import threading
+
+    return threading.current_thread() is threading.main_thread()
+
+
+def _exit(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(143)

@@ -1,0 +1,30 @@
+"""The server: samples people, checks what nodes send, pays, adds noise, keeps the model."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from dpfedls.experiments import recipe as recipes
+from dpfedls.flower import DPFedLS
+from dpfedls.randomness import SeededStreams
+from dpfedls.tasks.task import make_task
+
+recipe = recipes.read(str(Path(__file__).with_name("recipe.toml")))
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """One run, or the rest of one: the run folder knows the last released round."""
+    settings = context.run_config
+    # Your own: any nn.Module without running statistics, and test samples of nobody trained on.
+    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    strategy = DPFedLS(
+        recipe,
+        model=task.model,
+        test=task.test,
+        folder=str(settings["run-folder"]),
+        wait_for_nodes=int(settings["wait-for-nodes"]),
+    )
+    strategy.start(grid, timeout=float(settings["round-timeout"]))

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+from typer.testing import CliRunner
+
+from dpfedls import InputError
+from dpfedls.commands.deploy import app
+from dpfedls.experiments import recipe as recipes
+from dpfedls.flower.app import FILES, write_app
+from dpfedls.flower.credentials import write_certificates, write_node_key
+
+
+def init(*arguments):
+    return CliRunner().invoke(app, ["init", *map(str, arguments)])
+
+
+def test_init_writes_an_app_that_flower_accepts(tmp_path):
+    done = init(tmp_path / "f", "--recipe", "synthetic", "--set", "plan.rounds=7", "--json")
+    assert done.exit_code == 0, done.output
+    assert [Path(f) for f in json.loads(done.stdout)["files"]] == [
+        tmp_path / "f" / f for f in FILES
+    ]
+    config, warnings = load_and_validate(tmp_path / "f" / "pyproject.toml")
+    assert config["tool"]["flwr"]["app"]["components"]["serverapp"] == "federation.server:app"
+    assert not warnings
+    assert build_fab_from_disk(tmp_path / "f")
+    recipe = recipes.read(str(tmp_path / "f" / "federation" / "recipe.toml"))
+    assert recipe.mode == "deployed"
+    assert recipe.plan.rounds == 7
+    assert recipe.plan.noise_multiplier is not None
+
+
+def test_init_touches_no_folder_that_is_in_use(tmp_path):
+    (tmp_path / "mine.txt").write_text("dear")
+    with pytest.raises(InputError, match="already holds files"):
+        write_app(tmp_path, recipes.read("synthetic"), {})
+    assert os.listdir(tmp_path) == ["mine.txt"]
+
+
+def test_settings_survive_odd_paths(tmp_path):
+    folder = tmp_path / 'a "quoted" näme'
+    write_app(folder, recipes.read("demo"), {"run-folder": str(folder), "wait-for-nodes": 2})
+    values = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert values["tool"]["flwr"]["app"]["config"]["run-folder"] == str(folder)
+
+
+def test_keys_are_readable_by_their_owner_alone(tmp_path):
+    write_certificates(tmp_path)
+    write_node_key(tmp_path / "node.key")
+    for name in ("server.key", "node.key"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "node.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert not (tmp_path / "ca.key").exists()
+
+
+@pytest.mark.parametrize("wrong", [["--nodes", "0"], ["--set", "task=nothing"]])
+def test_wrong_input_starts_nothing(tmp_path, wrong):
+    done = CliRunner().invoke(app, ["local", "synthetic", "--out", str(tmp_path / "r"), *wrong])
+    assert isinstance(done.exception, InputError)
+    assert not (tmp_path / "r").exists()
+
+
+def test_without_flower_the_remedy_is_named():
+    code = (
+        "import sys; sys.modules['flwr'] = None\n"
+        "import dpfedls.flower\n"
+        "try: dpfedls.flower.DPFedLS\n"
+        "except dpfedls.InputError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'dpfedls[flower]'" in done.stdout
+
+
+def running(mark):
+    """Processes whose environment carries the mark."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_ctrl_c_stops_everything_and_nothing_is_left_at_home(tmp_path):
+    """Interrupted while the federation is coming up: every process it started ends with it."""
+    mark = f"DPFEDLS_TEST={tmp_path}"
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    temporary.mkdir()
+    code = "from dpfedls.commands.deploy import app; app()"
+    command = [sys.executable, "-c", code, "local", "synthetic", "--out", str(tmp_path / "r")]
+    process = subprocess.Popen(
+        command,
+        env=os.environ
+        | {"DPFEDLS_TEST": str(tmp_path), "HOME": str(home), "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list(temporary.glob("*/node-0.pub")):  # the SuperLink is up by now
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1
+    assert f"--out {tmp_path / 'r'}" in said
+    deadline = time.monotonic() + 20
+    while running(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not running(mark)
+    assert not list(home.iterdir())
+    assert not list(temporary.iterdir())
