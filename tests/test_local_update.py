@@ -76,29 +76,44 @@ def test_step_projection_keeps_every_step_inside_the_ball_and_differs_from_final
     assert float((clipped - projected).norm()) > 1e-3
 
 
+def rows_of(settings, data, clients, key):
+    """The schedule taken apart: each client's rows, step by step."""
+    order, groups = schedule(settings, data, clients, key)
+    by_place = dict(zip(order.tolist(), (rows for group in groups for rows in group), strict=True))
+    return [by_place[place] for place in range(len(clients))]
+
+
 def test_a_clients_batches_do_not_depend_on_who_else_is_in_the_block():
     _, data = model_and_data("linear")
-    everyone = schedule(local(), data, CLIENTS, key=9)
+    everyone = rows_of(local(), data, CLIENTS, key=9)
     for j in CLIENTS:
-        alone = schedule(local(), data, np.array([j]), key=9)[0]
-        assert np.array_equal(alone, everyone[j, : len(alone)])
-        assert (everyone[j, len(alone) :] == -1).all()
+        (alone,) = rows_of(local(), data, np.array([j]), key=9)
+        assert np.array_equal(alone, everyone[j])
 
 
 def test_every_epoch_sees_every_sample_once_in_a_new_order():
     _, data = model_and_data("linear")
-    rows = schedule(local(epochs=3, batch_size=5), data, np.array([3]), key=4)[0].reshape(3, -1)
+    (rows,) = rows_of(local(epochs=3, batch_size=5), data, np.array([3]), key=4)
     own = np.arange(data.starts[3], data.starts[3] + 12)
-    passes = [epoch[epoch >= 0] for epoch in rows]
+    passes = [epoch[epoch >= 0] for epoch in rows.reshape(3, -1)]
     assert all(np.array_equal(np.sort(epoch), own) for epoch in passes)
     assert not np.array_equal(passes[0], passes[1])
 
 
 def test_steps_are_exactly_so_many_for_every_client_with_data():
     _, data = model_and_data("linear")
-    rows = schedule(LocalSGD(steps=5, batch_size=4), data, CLIENTS, key=0)
-    busy = (rows >= 0).any(axis=2).sum(axis=1)
-    assert busy.tolist() == [5 if size else 0 for size in SIZES]
+    rows = rows_of(LocalSGD(steps=5, batch_size=4), data, CLIENTS, key=0)
+    assert [len(r) for r in rows] == [5 if size else 0 for size in SIZES]
+    assert all((r >= 0).any(axis=1).all() for r in rows)
+
+
+def test_one_large_client_does_not_make_the_others_large():
+    """200 clients of 10 samples and one of 20,000: indices for what is seen, not for the largest."""
+    sizes = np.array([10] * 200 + [20_000])
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    data = ClientData(torch.zeros(22_000, 1), torch.zeros(22_000), starts, sizes)
+    _, groups = schedule(local(batch_size=10), data, np.arange(201), key=1)
+    assert sum(group.size for group in groups) == 2 * 22_000
 
 
 def test_padding_never_carries_another_persons_data():
@@ -117,7 +132,7 @@ def test_padding_never_carries_another_persons_data():
 
 def test_projection_moves_only_what_is_outside():
     weights = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    project(weights, torch.zeros(2), 1.0)
+    project([weights[:, :1], weights[:, 1:]], [torch.zeros(1), torch.zeros(1)], 1.0)
     expected = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
     torch.testing.assert_close(weights, expected)
 

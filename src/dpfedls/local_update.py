@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -77,25 +77,26 @@ class LocalSGD(Component, frozen=True, tag=False):
 
 def schedule(
     local: LocalSGD, data: ClientData, clients: Indices, key: int
-) -> Int64[np.ndarray, "clients steps batch"]:
-    """Rows of the data that each client sees in each step; −1 where it has nothing (more) to see.
+) -> tuple[Indices, list[Int64[np.ndarray, "group steps batch"]]]:
+    """Which rows of the data each client sees in each step.
 
-    A client's rows depend on the key and the client alone, not on who else is in the block.
+    The first array puts the clients in the order of how long they train. The others hold, for each
+    size in that order, the rows of all clients of that size; −1 fills a last short batch. A client's
+    rows depend on the key and the client alone, not on who else is in the block, and all of them
+    together take no more memory than the samples to be seen.
     """
     sizes, width = data.sizes[clients], local.batch_size
-    batches = -(-sizes // width)  # a pass, the last short batch included
-    steps = local.steps or int(batches.max(initial=0)) * (local.epochs or 0)
-    rows = np.full((len(clients), steps, width), -1, dtype=np.int64)
-    for size in np.unique(sizes[sizes > 0]).tolist():  # clients of one size are shuffled together
-        group = np.flatnonzero(sizes == size)
-        per_pass = -(-size // width)
-        passes = local.epochs or -(-steps // per_pass)
-        order = np.full((len(group), passes, per_pass * width), -1, dtype=np.int64)
-        order[..., :size] = shuffled(key, clients[group], size, passes)
-        order[..., :size] += data.starts[clients[group], None, None]
-        order = order.reshape(len(group), passes * per_pass, width)[:, :steps]
-        rows[group, : order.shape[1]] = order
-    return rows
+    groups = []
+    for size in np.unique(sizes).tolist():
+        group = clients[sizes == size]
+        per_pass = -(-size // width)  # the last short batch included
+        passes = local.epochs or -(-(local.steps or 0) // max(per_pass, 1))
+        rows = np.full((len(group), passes, per_pass * width), -1, dtype=np.int64)
+        rows[..., :size] = shuffled(key, group, size, passes)
+        rows[..., :size] += data.starts[group, None, None]
+        rows = rows.reshape(len(group), passes * per_pass, width)
+        groups.append(rows[:, : local.steps])
+    return np.argsort(sizes, kind="stable"), groups
 
 
 @runtime_checkable
@@ -119,38 +120,43 @@ class VmappedUpdate(_Update):
     """All clients of the block at once: one batched operation where the twin has one a client."""
 
     def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
-        rows = torch.from_numpy(schedule(self.local, self.data, clients, key)).to(params.device)
-        rate = self.local.rate(round_)
-        weights = params.expand(len(clients), -1).clone()
-        losses_of = vmap(self._losses)
-        for batch in rows.unbind(dim=1):
-            real = batch >= 0
-            active = real.any(dim=1, keepdim=True)
-            features, targets = self.data.take(batch)
-            with torch.enable_grad():
-                tensors = {
-                    name: tensor.detach().requires_grad_()
-                    for name, tensor in self.layout.split(weights).items()
-                }
-                losses = losses_of(tensors, features, targets)
-                if losses.shape != real.shape:
-                    raise InputError(
-                        f"loss gave a tensor of shape {tuple(losses.shape[1:])} for a batch of "
-                        f"{real.shape[1]}; it must give one loss a sample, or clients would mix: "
-                        "use reduction='none'"
-                    )
-                # Clients are independent, so the gradient of the sum holds each one's own.
-                mean = losses.where(real, 0.0).sum(dim=1) / real.sum(dim=1).clamp(min=1)
-                gradients = torch.autograd.grad(
-                    mean.sum(), list(tensors.values()), materialize_grads=True
+        order, groups = schedule(self.local, self.data, clients, key)
+        rows = [torch.from_numpy(group).to(params.device) for group in groups]
+        centre = list(self.layout.split(params).values())
+        weights = [c.expand(len(clients), *c.shape).clone() for c in centre]
+        for s in range(max((r.shape[1] for r in rows), default=0)):
+            # Who has finished rests at the front, and is neither computed nor rounded again.
+            batch = torch.cat([r[:, s] for r in rows if s < r.shape[1]])
+            training = [w[len(clients) - len(batch) :] for w in weights]
+            self._step(training, centre, batch, self.local.rate(round_))
+        updates = [(w - c).reshape(len(clients), -1) for w, c in zip(weights, centre, strict=True)]
+        places = torch.from_numpy(order).to(params.device)
+        joined = torch.cat(updates, dim=1)
+        return torch.empty_like(joined).index_copy_(0, places, joined)
+
+    def _step(
+        self, weights: list[Tensor], centre: list[Tensor], batch: Tensor, rate: float
+    ) -> None:
+        """One step of SGD, in place, for each client of the batch on samples of its own."""
+        real = batch >= 0
+        features, targets = self.data.take(batch)
+        with torch.enable_grad():
+            leaves = [w.detach().requires_grad_() for w in weights]
+            tensors = dict(zip(self.layout.names, leaves, strict=True))
+            losses = vmap(self._losses)(tensors, features, targets)
+            if losses.shape != real.shape:
+                raise InputError(
+                    f"loss gave a tensor of shape {tuple(losses.shape[1:])} for a batch of "
+                    f"{real.shape[1]}; it must give one loss a sample, or clients would mix: "
+                    "use reduction='none'"
                 )
-            step = torch.cat([g.reshape(len(clients), -1) for g in gradients], dim=1)
-            if self.local.weight_decay:
-                step.add_(weights, alpha=self.local.weight_decay)
-            weights.sub_(step.mul_(active), alpha=rate)  # a client that has finished rests
-            if self.local.projection == "step":
-                project(weights, params, self.clip_norm, active)
-        return weights.sub_(params)
+            # Clients are independent, so the gradient of the sum holds each one's own.
+            mean = losses.where(real, 0.0).sum(dim=1) / real.sum(dim=1)
+            gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
+        for w, gradient in zip(weights, gradients, strict=True):
+            w.mul_(1 - rate * self.local.weight_decay).sub_(gradient, alpha=rate)
+        if self.local.projection == "step":
+            project(weights, centre, self.clip_norm)
 
     def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return self.loss(functional_call(self.model, tensors, (x,)), y)
@@ -160,38 +166,36 @@ class LoopedUpdate(_Update):
     """One client after another, one real batch after another: no padding, no masks."""
 
     def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
-        rate = self.local.rate(round_)
+        order, groups = schedule(self.local, self.data, clients, key)
         updates = torch.zeros(len(clients), self.layout.dim, device=params.device)
-        for update, rows in zip(
-            updates, schedule(self.local, self.data, clients, key), strict=True
-        ):
-            weights = params.clone()
-            for batch in rows:
-                batch = torch.from_numpy(batch[batch >= 0]).to(params.device)
-                if len(batch) == 0:
-                    continue
-                features, targets = self.data.take(batch)
-                with torch.enable_grad():
-                    leaf = weights.detach().requires_grad_()
-                    outputs = functional_call(self.model, self.layout.split(leaf), (features,))
-                    (gradient,) = torch.autograd.grad(self.loss(outputs, targets).mean(), leaf)
-                weights = weights - rate * (gradient + self.local.weight_decay * weights)
-                if self.local.projection == "step":
-                    weights = project(weights[None], params, self.clip_norm)[0]
-            update.copy_(weights - params)
+        for place, rows in zip(order, (rows for group in groups for rows in group), strict=True):
+            updates[place] = self._train(params, rows, self.local.rate(round_)) - params
         return updates
 
+    def _train(self, params: Vector, rows: Int64[np.ndarray, "steps batch"], rate: float) -> Vector:
+        weights = params.clone()
+        for batch in rows:
+            real = torch.from_numpy(batch[batch >= 0]).to(params.device)
+            features, targets = self.data.take(real)
+            with torch.enable_grad():
+                leaf = weights.detach().requires_grad_()
+                outputs = functional_call(self.model, self.layout.split(leaf), (features,))
+                (gradient,) = torch.autograd.grad(self.loss(outputs, targets).mean(), leaf)
+            weights = weights - rate * (gradient + self.local.weight_decay * weights)
+            if self.local.projection == "step":
+                project([weights[None]], [params], self.clip_norm)
+        return weights
 
-def project(
-    weights: Updates, centre: Vector, radius: float, active: Bool[Tensor, "clients 1"] | None = None
-) -> Updates:
-    """Move each active row, in place, to the nearest point of the ball around ``centre``.
 
-    A row that rests keeps every bit: projected again it could round otherwise, and then a client's
-    update would depend, if only by rounding, on who else is in the block.
+def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
+    """Move each client's weights, in place, to the nearest point of the ball around the centre.
+
+    One row a client in each tensor; the distance runs over all tensors together.
     """
-    distance = torch.linalg.vector_norm(weights - centre, dim=1, keepdim=True)
-    inside = (radius / distance).clamp(max=1.0)
-    if active is not None:
-        inside = inside.where(active, 1.0)
-    return weights.lerp_(centre, 1.0 - inside)
+    lengths = [
+        torch.linalg.vector_norm((w - c).reshape(len(w), -1), dim=1)
+        for w, c in zip(weights, centre, strict=True)
+    ]
+    inside = (radius / torch.stack(lengths).norm(dim=0)).clamp(max=1.0)
+    for w, c in zip(weights, centre, strict=True):
+        w.lerp_(c, (1.0 - inside).view(-1, *(1,) * c.dim()))
