@@ -108,7 +108,7 @@ def test_steps_are_exactly_so_many_for_every_client_with_data():
 
 
 def test_one_large_client_does_not_make_the_others_large():
-    """200 clients of 10 samples and one of 20,000: indices for what is seen, not for the largest."""
+    """200 clients of 10 samples and one of 20,000: indices for what is seen, no more."""
     sizes = np.array([10] * 200 + [20_000])
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     data = ClientData(torch.zeros(22_000, 1), torch.zeros(22_000), starts, sizes)

@@ -81,9 +81,9 @@ def schedule(
     """Which rows of the data each client sees in each step.
 
     The first array puts the clients in the order of how long they train. The others hold, for each
-    size in that order, the rows of all clients of that size; −1 fills a last short batch. A client's
-    rows depend on the key and the client alone, not on who else is in the block, and all of them
-    together take no more memory than the samples to be seen.
+    size in that order, the rows of all clients of that size; −1 fills a last short batch.
+    A client's rows depend on the key and the client alone, not on who else is in the block, and
+    all of them together take no more memory than the samples to be seen.
     """
     sizes, width = data.sizes[clients], local.batch_size
     groups = []

@@ -155,6 +155,7 @@ _ASSUMED = {
     "deployed": [
         "one person is one client and appears only once",
         "the server runs this code unaltered, and who takes part stays secret",
+        "samples are well formed: a malformed one stops a run before it starts, for all to see",
         "the operating system's entropy is good",
     ],
 }
