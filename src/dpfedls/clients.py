@@ -26,10 +26,11 @@ class ClientData:
     sizes: Int64[np.ndarray, "clients"]
 
     def __post_init__(self) -> None:
-        order = np.argsort(self.starts, kind="stable")
-        ends = (self.starts + self.sizes)[order]
-        apart = (ends[:-1] <= self.starts[order][1:]).all()
-        if (self.sizes < 0).any() or not apart or self.starts.min(initial=0) < 0:
+        starts, sizes = self.starts[self.sizes != 0], self.sizes[self.sizes != 0]
+        order = np.argsort(starts)
+        ends = (starts + sizes)[order]
+        apart = (ends[:-1] <= starts[order][1:]).all()
+        if (sizes < 0).any() or not apart or starts.min(initial=0) < 0:
             raise InputError(
                 "clients' samples overlap or have negative places; a sample belongs to one person: "
                 "give every client rows of its own"
