@@ -1,7 +1,8 @@
-"""What privacy costs in time: deployed noise and the ledger. python benchmarks/privacy.py."""
+"""What privacy costs in time: noise, ledger, calibration. python benchmarks/privacy.py."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import torch
 
+from dpfedls.privacy.accountants import noise_multiplier_for
 from dpfedls.privacy.ledger import SqliteLedger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import SeededStreams, SystemStreams
-from dpfedls.sampling import PoissonSampling
+from dpfedls.sampling import FixedSizeSampling, PoissonSampling
 
 DIM, REPEATS = 3_431_754, 5  # the paper's CNN
 
@@ -29,7 +31,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print coordinates a second on one core, and milliseconds a payment."""
+    """Print coordinates a second on one core, milliseconds a payment, seconds a calibration."""
     torch.set_num_threads(1)
     cpu = torch.device("cpu")
     for name, streams in (("deployed", SystemStreams()), ("simulation", SeededStreams(0))):
@@ -53,6 +55,18 @@ def main() -> None:
                 ledger.spend(plan.round_event, next(rounds), "benchmark")
 
         print(f"ledger: {10 * seconds(pay):.2f} ms a payment, on disk before it returns")
+    worst = max(map(_calibration, itertools.product((0.1, 1.0, 10.0), (10, 500), (1, 100, 2000))))
+    print(f"calibration: {worst:.2f} s at the worst of 36 settings")
+
+
+def _calibration(setting: tuple[float, int, int]) -> float:
+    target, cohort, rounds = setting
+    times = []
+    for sampler in (PoissonSampling(rate=cohort / 1000), FixedSizeSampling(cohort=cohort)):
+        began = time.perf_counter()
+        noise_multiplier_for(target, sampler=sampler, num_clients=1000, rounds=rounds, delta=1e-5)
+        times.append(time.perf_counter() - began)
+    return max(times)
 
 
 if __name__ == "__main__":

