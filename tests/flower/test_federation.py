@@ -84,7 +84,7 @@ def test_a_run_to_the_end_agrees_with_the_simulation(federation, tmp_path):
 
 DIE = """
 import os, signal
-from dpfedls.flower.folder import RunFolder
+from dpfedls.experiments.folder import RunFolder
 
 record = RunFolder.record
 

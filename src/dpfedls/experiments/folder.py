@@ -22,7 +22,8 @@ from dpfedls.experiments.jsonable import plain
 from dpfedls.experiments.recipe import Recipe
 from dpfedls.experiments.report import write_report
 from dpfedls.experiments.verify import SEALED, file_digest
-from dpfedls.privacy.ledger import Entry, SqliteLedger
+from dpfedls.parameters import Layout
+from dpfedls.privacy.ledger import Entry, MemoryLedger, SqliteLedger
 from dpfedls.privacy.statement import statement
 from dpfedls.server import Server, ServerState
 
@@ -148,6 +149,14 @@ class RunFolder:
                 ", ".join(map(str, lost)),
                 again if self.recipe.mode == "simulation" else "and paid again",
             )
+
+
+def server_for(recipe: Recipe, layout: Layout) -> Server:
+    """The server that a recipe asks for, with a ledger in memory until a folder lends its own."""
+    ledger = MemoryLedger(recipe.plan, recipe.budget)
+    return Server(
+        recipe.plan, recipe.denoiser, layout, ledger, recipe.server_rate, recipe.averaging
+    )
 
 
 def open_folder(folder: Path, recipe: Recipe) -> Recipe:

@@ -9,13 +9,18 @@ from torch import nn
 
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.evaluation import evaluate
-from dpfedls.experiments.folder import Outcome, RunFolder, Watch, is_free, read_recipe
+from dpfedls.experiments.folder import (
+    Outcome,
+    RunFolder,
+    Watch,
+    is_free,
+    read_recipe,
+    server_for,
+)
 from dpfedls.experiments.recipe import Recipe
 from dpfedls.local_update import cross_entropy
 from dpfedls.parameters import Layout
-from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams, SystemStreams
-from dpfedls.server import Server
 from dpfedls.simulation import Samples, Simulation, federate, trainable_copy
 from dpfedls.tasks.task import make_task
 
@@ -61,14 +66,7 @@ def _prepare(recipe: Recipe) -> tuple[Simulation, nn.Module, Samples]:
     task = make_task(recipe.task, recipe.plan.num_clients, seeded)
     streams = SystemStreams() if recipe.mode == "deployed" else seeded
     model = trainable_copy(task.model, recipe.device)
-    server = Server(
-        recipe.plan,
-        recipe.denoiser,
-        Layout.of(model),
-        MemoryLedger(recipe.plan, recipe.budget),
-        recipe.server_rate,
-        recipe.averaging,
-    )
+    server = server_for(recipe, Layout.of(model))
     simulation = federate(
         model, task.data, server, recipe.local, streams, block_size=recipe.block_size
     )

@@ -28,15 +28,15 @@ from torch import Tensor, nn
 
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.evaluation import evaluate
-from dpfedls.experiments.folder import RoundLog, Watch
+from dpfedls.experiments.folder import RoundLog, RunFolder, Watch, server_for
 from dpfedls.experiments.recipe import Recipe
 from dpfedls.flower.client import make_ask
 from dpfedls.flower.exchange import Post, message
-from dpfedls.flower.folder import RunFolder
 from dpfedls.flower.replies import Refused, Request, pack, read_update
 from dpfedls.flower.roster import People, Roster
 from dpfedls.local_update import Loss, cross_entropy
 from dpfedls.modules import check_model, check_samples
+from dpfedls.parameters import Layout
 from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
 from dpfedls.server import ServerState
 
@@ -80,7 +80,9 @@ class DPFedLS(Strategy):
         self.wait_for_nodes = wait_for_nodes
         self.unprotected_client_metrics = unprotected_client_metrics
         self.watch = watch
-        self.run = RunFolder(Path(folder), recipe, self.model)
+        recipe = recipe.resolved()
+        server = server_for(recipe, Layout.of(self.model))
+        self.run = RunFolder(Path(folder), recipe, server, self.model)
         self.server, self.plan = self.run.server, self.run.recipe.plan
         self.exhausted: BudgetExhausted | None = None
         self.outcome: dict[str, Any] = {}
