@@ -91,12 +91,12 @@ class ClientData:
         own = slice(int(self.starts[j]), int(self.starts[j] + self.sizes[j]))
         return self.features[own], self.targets[own]
 
-    def take(self, rows: Int64[Tensor, "..."]) -> tuple[Tensor, Tensor]:
-        """Samples by row; −1 gives zeros, so that padding carries nobody's data."""
-        kept = rows.clamp(min=0)
+    def take(self, rows: Int64[Tensor, "..."], padded: bool = False) -> tuple[Tensor, Tensor]:
+        """Samples by row; where padded, −1 gives zeros, so that padding carries nobody's data."""
+        kept = rows.clamp(min=0) if padded else rows
         features, targets = as_input(self.features[kept]), as_input(self.targets[kept])
-        padding = rows < 0
-        if padding.any():
+        if padded:
+            padding = rows < 0
             features = features.masked_fill(_broadcast(padding, features), 0)
             targets = targets.masked_fill(_broadcast(padding, targets), 0)
         return features, targets

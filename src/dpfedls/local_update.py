@@ -6,7 +6,9 @@ is its slow twin, one client after another in the plainest torch: it defines wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -16,6 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from dpfedls.batching import client_layers
 from dpfedls.clients import ClientData
 from dpfedls.component import Component, check_types
 from dpfedls.errors import (
@@ -44,7 +47,8 @@ class LocalSGD(Component, frozen=True, tag=False):
     Either ``epochs`` passes, shuffled each time, the last short batch used, or exactly ``steps``
     batches. In round t the learning rate is ``learning_rate · decay^t``. With projection "step"
     the local model returns to the ball after every step (the paper's way); with "final" only the
-    finished update is clipped.
+    finished update is clipped. With precision "bfloat16" the model computes in half the bits, much
+    faster on a GPU; weights, steps and updates stay in float32.
     """
 
     epochs: int | None = None
@@ -54,6 +58,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     decay: float = 1.0
     weight_decay: float = 0.0
     projection: Literal["step", "final"] = "step"
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         check_types(self, "local.")
@@ -69,6 +74,11 @@ class LocalSGD(Component, frozen=True, tag=False):
         require_finite("local.learning_rate", self.learning_rate, "0.1 is a common start")
         require_fraction("local.decay", self.decay, "1.0 keeps the learning rate")
         require_not_negative("local.weight_decay", self.weight_decay, "0 switches it off")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model's arithmetic."""
+        return getattr(torch, self.precision)
 
     def rate(self, round_: int) -> float:
         """The learning rate of a round."""
@@ -115,6 +125,13 @@ class _Update:
     local: LocalSGD
     clip_norm: float
 
+    def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """One loss a sample, the model computed in the precision asked for and the loss in full."""
+        with default_dtype(self.local.dtype):
+            x = x.to(self.local.dtype) if x.is_floating_point() else x
+            outputs = functional_call(self.model, tensors, (x,))
+        return self.loss(outputs.float(), y)
+
 
 class VmappedUpdate(_Update):
     """All clients of the block at once: one batched operation where the twin has one a client."""
@@ -124,42 +141,47 @@ class VmappedUpdate(_Update):
         rows = [torch.from_numpy(group).to(params.device) for group in groups]
         centre = list(self.layout.split(params).values())
         weights = [c.expand(len(clients), *c.shape).clone() for c in centre]
+        rounded = [w.to(self.local.dtype) for w in weights]  # what the model computes with
         for s in range(max((r.shape[1] for r in rows), default=0)):
             # Who has finished rests at the front, and is neither computed nor rounded again.
             batch = torch.cat([r[:, s] for r in rows if s < r.shape[1]])
-            training = [w[len(clients) - len(batch) :] for w in weights]
-            self._step(training, centre, batch, self.local.rate(round_))
+            padded = any((g[:, s] < 0).any() for g in groups if s < g.shape[1])
+            first = len(clients) - len(batch)
+            gradients = self._gradients([r[first:] for r in rounded], batch, padded)
+            descend(
+                [w[first:] for w in weights],
+                [r[first:] for r in rounded],
+                gradients,
+                centre,
+                self.local.rate(round_),
+                self.local.weight_decay,
+                self.clip_norm if self.local.projection == "step" else math.inf,
+            )
         updates = [(w - c).reshape(len(clients), -1) for w, c in zip(weights, centre, strict=True)]
         places = torch.from_numpy(order).to(params.device)
         joined = torch.cat(updates, dim=1)
         return torch.empty_like(joined).index_copy_(0, places, joined)
 
-    def _step(
-        self, weights: list[Tensor], centre: list[Tensor], batch: Tensor, rate: float
-    ) -> None:
-        """One step of SGD, in place, for each client of the batch on samples of its own."""
-        real = batch >= 0
-        features, targets = self.data.take(batch)
-        with torch.enable_grad():
+    def _gradients(self, weights: list[Tensor], batch: Tensor, padded: bool) -> tuple[Tensor, ...]:
+        """Of each client's mean loss on the samples of its own in the batch."""
+        features, targets = self.data.take(batch, padded)
+        with torch.enable_grad(), client_layers():
             leaves = [w.detach().requires_grad_() for w in weights]
             tensors = dict(zip(self.layout.names, leaves, strict=True))
             losses = vmap(self._losses)(tensors, features, targets)
-            if losses.shape != real.shape:
+            if losses.shape != batch.shape:
                 raise InputError(
                     f"loss gave a tensor of shape {tuple(losses.shape[1:])} for a batch of "
-                    f"{real.shape[1]}; it must give one loss a sample, or clients would mix: "
+                    f"{batch.shape[1]}; it must give one loss a sample, or clients would mix: "
                     "use reduction='none'"
                 )
             # Clients are independent, so the gradient of the sum holds each one's own.
-            mean = losses.where(real, 0.0).sum(dim=1) / real.sum(dim=1)
-            gradients = torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
-        for w, gradient in zip(weights, gradients, strict=True):
-            w.mul_(1 - rate * self.local.weight_decay).sub_(gradient, alpha=rate)
-        if self.local.projection == "step":
-            project(weights, centre, self.clip_norm)
-
-    def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(functional_call(self.model, tensors, (x,)), y)
+            if padded:
+                real = batch >= 0
+                mean = losses.where(real, 0.0).sum(dim=1) / real.sum(dim=1)
+            else:
+                mean = losses.mean(dim=1)
+            return torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
 
 
 class LoopedUpdate(_Update):
@@ -178,13 +200,55 @@ class LoopedUpdate(_Update):
             real = torch.from_numpy(batch[batch >= 0]).to(params.device)
             features, targets = self.data.take(real)
             with torch.enable_grad():
-                leaf = weights.detach().requires_grad_()
-                outputs = functional_call(self.model, self.layout.split(leaf), (features,))
-                (gradient,) = torch.autograd.grad(self.loss(outputs, targets).mean(), leaf)
-            weights = weights - rate * (gradient + self.local.weight_decay * weights)
+                leaf = weights.to(self.local.dtype, copy=True).requires_grad_()
+                losses = self._losses(self.layout.split(leaf), features, targets)
+                (gradient,) = torch.autograd.grad(losses.mean(), leaf)
+            weights = weights - rate * (gradient.float() + self.local.weight_decay * weights)
             if self.local.projection == "step":
                 project([weights[None]], [params], self.clip_norm)
         return weights
+
+
+def descend(
+    weights: list[Tensor],
+    rounded: list[Tensor],
+    gradients: Sequence[Tensor],
+    centre: list[Tensor],
+    rate: float,
+    weight_decay: float,
+    radius: float,
+) -> None:
+    """One step of SGD and the way back into the ball, in place; ``rounded`` follows ``weights``."""
+    parts = list(zip(weights, gradients, centre, rounded, strict=True))
+    keep = 1 - rate * weight_decay
+    if weights[0].is_cuda:
+        from dpfedls import kernels
+
+        squares = [
+            kernels.descend(w, g.contiguous(), c.contiguous(), rate, keep) for w, g, c, _ in parts
+        ]
+        inside = (radius / torch.stack(squares).sum(dim=0).sqrt()).clamp(max=1.0)
+        for w, _, c, r in parts:
+            kernels.pull(w, c.contiguous(), inside, r)
+        return
+    for w, gradient, _, _ in parts:
+        w.mul_(keep).sub_(gradient, alpha=rate)
+    if radius < math.inf:
+        project(weights, centre, radius)
+    for w, _, _, r in parts:
+        if r.dtype != w.dtype:  # otherwise they are the same memory
+            r.copy_(w)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What torch makes of whole numbers that become fractions, and of new tensors."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:

@@ -68,12 +68,12 @@ def check_samples(
             "target for every row"
         )
     symbols = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    if not features.is_floating_point() and not symbols:
+    if not features.is_floating_point() and not symbols and not _takes(model, features[:1]):
         raise InputError(
             f"{where} has features of {features.dtype}, but the model needs floats; "
             "convert them with x.float()"
         )
-    if not features.is_floating_point():
+    if not features.is_floating_point() and symbols:
         known = max(m.num_embeddings for m in symbols)
         low, high = int(features.min()), int(features.max())
         if low < 0 or high >= known:
@@ -81,7 +81,7 @@ def check_samples(
                 f"{where} has symbols from {low} to {high}, but the model's embedding knows 0 to "
                 f"{known - 1}: renumber them, or widen the embedding"
             )
-    else:
+    elif features.is_floating_point():
         if features.dtype != torch.float32:
             raise InputError(
                 f"{where} has features of {features.dtype}, but models are float32; convert them "
@@ -115,6 +115,16 @@ def check_samples(
             f"{where} has labels from {low} to {high}, but the model has {classes} outputs; labels "
             f"must be 0 to {classes - 1}: relabel, or widen the last layer"
         )
+
+
+@torch.no_grad()
+def _takes(model: nn.Module, features: Tensor) -> bool:
+    """Whether the model itself makes floats of whole numbers, as of images stored as bytes."""
+    try:
+        model(as_input(features))
+    except RuntimeError:
+        return False
+    return True
 
 
 def replace_batch_norm(model: nn.Module, groups: int = 32) -> nn.Module:

@@ -172,13 +172,14 @@ def federate(
     data = data.to(next(model.parameters()).device)
     check_samples(model, data.features, data.targets, "clients", classify=loss is cross_entropy)
     if block_size is None:
-        block_size = max(1, _BLOCK_COORDINATES // server.layout.dim)
+        block_size = max(1, _BLOCK_COORDINATES[data.targets.device.type] // server.layout.dim)
     require_positive("block_size", block_size, "it is how many clients train at once")
     update = VmappedUpdate(model, loss, server.layout, data, local, plan.clip_norm)
     return Simulation(data, update, server, streams, block_size)
 
 
-_BLOCK_COORDINATES = 2**26  # 256 MiB of float32 weights for all clients of a block
+# Weights of all clients of a block: 256 MiB of float32, and 2 GiB where memory is of a GPU's size.
+_BLOCK_COORDINATES = {"cpu": 2**26, "cuda": 2**29}
 
 
 def find_device(name: str) -> torch.device:
