@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check results-check clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/installed  ## create .venv and install the package with what demo and tests need
@@ -10,7 +10,7 @@ setup: .venv/installed  ## create .venv and install the package with what demo a
 .venv/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[attack,demo,digits,flower,secure]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[attack,demo,digits,flower,report,secure]" --group dev
 	@touch $@
 
 demo: setup  ## DP-Fed against DP-Fed-LS at the same privacy budget, offline, in under a minute
@@ -23,6 +23,14 @@ check: setup  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
+
+results-check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
+	$(BIN)/python -m dpfedls.reproduce.check docs/results/table2.json
+
+.PHONY: bench
+bench: setup  ## speed beside pfl, Flower and plain torch, in about 20 minutes; then how ours grows
+	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .coverage

@@ -192,7 +192,7 @@ def test_the_papers_convention_is_said_to_be_one(dpfedls):
         (["run", "synthetic", "--set", "plan.roundz=3"], "did you mean 'plan.rounds'"),
         (["run", "synthetic", "--device", "cuda:9"], "device 'cuda:9' is not there"),
         (["run", "synthetic", "--seed", "-1"], "seed must be"),
-        (["run", "mnist-logistic"], "DPFEDLS_DATA"),
+        (["run", "svhn-5k"], "DPFEDLS_DATA"),
         (["resume", "nowhere"], "not a run folder"),
         (["privacy", "verify", "nowhere"], "not a run folder"),
         (["privacy", "statement", "nowhere"], "no readable privacy.json"),

@@ -14,10 +14,13 @@ ROOT = Path(dpfedls.__file__).parent
 # Each part may import itself and the parts named; everything may import errors and component.
 ALLOWED = {
     "cli": {"commands"},
-    "commands": {"experiments", "privacy", "sampling", "audit", "theory", "flower"},
+    "commands": {
+        *("experiments", "privacy", "sampling", "audit", "theory", "flower", "reproduce"),
+        *("workers",),
+    },
     "experiments": {
         *("simulation", "server", "tasks", "privacy", "denoising", "local_update", "randomness"),
-        *("evaluation", "parameters", "sampling", "clients"),
+        *("evaluation", "parameters", "sampling", "clients", "workers"),
     },
     "flower": {
         *("experiments", "server", "tasks", "privacy", "local_update", "randomness"),
@@ -27,18 +30,29 @@ ALLOWED = {
         *("experiments", "simulation", "server", "tasks", "privacy", "denoising", "local_update"),
         *("randomness", "parameters", "sampling", "clients", "clipping", "gaussian", "modules"),
     },
+    "reproduce": {
+        *("experiments", "simulation", "server", "tasks", "privacy", "denoising", "local_update"),
+        *("randomness", "evaluation", "parameters", "sampling", "clients", "theory"),
+    },
     "simulation": {
         *("clients", "clipping", "denoising", "evaluation", "local_update", "modules"),
-        *("parameters", "privacy", "randomness", "sampling", "server"),
+        *("parameters", "privacy", "randomness", "sampling", "server", "workers"),
     },
+    "workers": {"parameters", "sampling"},
     "server": {"denoising", "gaussian", "parameters", "privacy", "randomness"},
     "denoising": {"gaussian", "parameters"},
     "gaussian": {"parameters", "privacy", "randomness"},
     "evaluation": {"clients", "local_update"},
-    "local_update": {"clients", "parameters", "randomness", "sampling"},
+    "local_update": {
+        *("batching", "chains", "clients", "kernels", "parameters", "randomness", "sampling"),
+    },
+    "chains": {"batching", "parameters"},
+    "batching": {"kernels", "recurrence"},
+    "recurrence": {"kernels"},
+    "kernels": set(),
     "modules": {"clients"},
     "clipping": {"parameters"},
-    "tasks": {"clients", "denoising", "randomness"},
+    "tasks": {"clients", "denoising", "randomness", "recurrence"},
     "privacy": {"sampling"},
     "theory": set(),
     "clients": set(),

@@ -1,9 +1,10 @@
 """Layers of many clients at once, faster than vmap's own way.
 
 Inside ``client_layers``, layers called under vmap with weights of each client's own become one
-batched product each (linear), or kernels of ours on a GPU (convolution and pooling in bfloat16, for
-which the vendor's library has no fast path when every client has other weights). Any other call,
-and any other layer, goes its usual way: results agree, only the time differs.
+batched product each (linear, cross-entropy, the LSTM's recurrence), or kernels of ours on a GPU
+(convolution and pooling in bfloat16, for which the vendor's library has no fast path when every
+client has other weights). Any other call, and any other layer, goes its usual way: results agree,
+only the time differs. No operation here adds across the first dimension, the clients.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from dpfedls.recurrence import Recurrence, recurrence
 
 
 class client_layers(TorchFunctionMode):  # noqa: N801 - used in a with statement, like no_grad
@@ -21,114 +25,155 @@ class client_layers(TorchFunctionMode):  # noqa: N801 - used in a with statement
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.linear and len(args) == 3 and args[2] is not None:
-            return _Linear.apply(*args)
-        if func is nn.functional.conv2d and len(args) == 7 and _on_tensor_cores(args[0]):
-            *operands, stride, padding, dilation, groups = args
-            plain = (*stride, *dilation, groups) == (1, 1, 1, 1, 1)
-            if plain and not isinstance(padding, str):
-                return _Convolution.apply(*operands, padding)
-        if func is nn.functional.max_pool2d and _on_tensor_cores(args[0]):
-            size = kwargs.get("kernel_size", args[1] if len(args) > 1 else None)
-            if _is_tiling(args[0], size, kwargs):
-                return _MaxPool.apply(args[0], size)[0]  # pyright: ignore[reportOptionalSubscript]
-        return func(*args, **kwargs)
+        chosen = _FASTER[func](*args, **(kwargs or {})) if func in _FASTER else None
+        if chosen is None:
+            return func(*args, **(kwargs or {}))
+        return _OfClients.apply(func, *chosen)
 
 
-def _on_tensor_cores(tensor: Tensor) -> bool:
+class _OfClients(torch.autograd.Function):
+    """What vmap calls in place of its own rule: an operation on tensors led by the clients."""
+
+    @staticmethod
+    def forward(plain: Any, many: Any, *inputs: Any) -> Any:
+        return plain(*inputs)  # nothing here is a client's own, so nothing here is trained
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        _, many, *parts = inputs
+        led = [
+            part
+            if not isinstance(part, Tensor)
+            else part.expand(info.batch_size, *part.shape)
+            if dim is None
+            else part.movedim(dim, 0)
+            for part, dim in zip(parts, in_dims[2:], strict=True)
+        ]
+        return many.apply(*led), 0
+
+
+# What to do instead of a function, given its arguments: an operation and its inputs, or None.
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    return Linear, inputs, weight, bias
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor, **options: Any) -> Any:
+    usual = {"weight": None, "ignore_index": -100, "reduction": "none", "label_smoothing": 0.0}
+    named = {key: value for key, value in options.items() if key in usual}
+    if named == usual and scores.dim() == 2 and not labels.is_floating_point():
+        return CrossEntropy, scores, labels
+    return None
+
+
+def _conv2d(
+    images: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+    padding: Any = 0, dilation: Any = 1, groups: int = 1,
+) -> Any:  # fmt: skip
+    plain = groups == 1 and stride in (1, (1, 1)) and dilation in (1, (1, 1))
+    if plain and isinstance(padding, tuple) and on_tensor_cores(images):
+        return Convolution, images, weight, bias, padding
+    return None
+
+
+def _max_pool2d(images: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Any:
+    usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+    if usual | options == usual and tiles(images, kernel_size, stride) and on_tensor_cores(images):
+        return MaxPool, images, kernel_size
+    return None
+
+
+def _recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Any:
+    return Recurrence, driven, weight, bias
+
+
+def tiles(images: Tensor, size: Any, stride: Any) -> bool:
+    """Whether windows of this size lie side by side and cover the images exactly."""
+    alike = isinstance(size, int) and stride in (None, size)
+    return alike and images.shape[-1] % size == 0 == images.shape[-2] % size
+
+
+def on_tensor_cores(tensor: Tensor) -> bool:
+    """Whether kernels of ours compute with it."""
     return tensor.is_cuda and tensor.dtype == torch.bfloat16
 
 
-def _is_tiling(images: Tensor, size: Any, others: dict[str, Any]) -> bool:
-    """Whether windows of this size lie side by side and cover the images exactly."""
-    rest = {k: v for k, v in others.items() if k not in ("kernel_size", "stride")}
-    usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    return (
-        isinstance(size, int)
-        and others.get("stride") in (None, size)
-        and all(usual.get(key) == value for key, value in rest.items())
-        and images.shape[-1] % size == 0 == images.shape[-2] % size
-    )
+_FASTER = {
+    functional.linear: _linear,
+    functional.cross_entropy: _cross_entropy,
+    functional.conv2d: _conv2d,
+    functional.max_pool2d: _max_pool2d,
+    recurrence: _recurrence,
+}
 
 
-def _lead(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> list[Any]:
-    """The inputs with clients as the first dimension; what all share is seen by each."""
-    return [
-        part
-        if not isinstance(part, Tensor)
-        else part.expand(info.batch_size, *part.shape)
-        if dim is None
-        else part.movedim(dim, 0)
-        for part, dim in zip(inputs, in_dims, strict=True)
-    ]
-
-
-class _Linear(torch.autograd.Function):
+class Linear(torch.autograd.Function):
     """The weights' gradient comes out in the weights' own layout, so no pass turns it round."""
 
     @staticmethod
-    def forward(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        if weight.dim() == 2:  # nothing here is a client's own
-            return nn.functional.linear(inputs, weight, bias)
-        return torch.baddbmm(bias[:, None], _rows(inputs), weight.mT).view(*inputs.shape[:-1], -1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.has_bias = bias is not None
+        rows, turned = _rows(inputs), weight.mT
+        out = rows.bmm(turned) if bias is None else torch.baddbmm(bias[:, None], rows, turned)
+        return out.view(*inputs.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (inputs, weight), d_out = ctx.saved_tensors, d_outputs[0]
-        if weight.dim() == 2:
-            inputs, weight, d_out = inputs[None], weight[None], d_out[None]
-        d_rows, wanted = _rows(d_out), ctx.needs_input_grad[0]
-        gradients = (
-            torch.bmm(d_rows, weight).view(inputs.shape) if wanted else None,
-            torch.bmm(d_rows.mT, _rows(inputs)),
-            d_rows.sum(dim=1),
+        (inputs, weight), d_rows = ctx.saved_tensors, _rows(d_outputs[0])
+        return (
+            d_rows.bmm(weight).view(inputs.shape) if ctx.needs_input_grad[0] else None,
+            d_rows.mT.bmm(_rows(inputs)),
+            d_rows.sum(dim=1) if ctx.has_bias else None,
         )
-        if ctx.saved_tensors[1].dim() == 2:
-            return tuple(None if g is None else g[0] for g in gradients)
-        return gradients
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, int]:
-        return _Linear.apply(*_lead(info, in_dims, inputs)), 0
 
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), -1, tensor.shape[-1])
 
 
-class _Convolution(torch.autograd.Function):
-    """(b, c, h, w) and (o, c, ky, kx) to (b, o, h', w'), computed with channels last."""
+class CrossEntropy(torch.autograd.Function):
+    """One loss a sample, in whole operations; torch's own falls to pieces under vmap."""
 
     @staticmethod
-    def forward(images: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
-        if images.dim() == 4:  # nothing here is a client's own
-            return nn.functional.conv2d(images, weight, bias, padding=padding)
+    def forward(ctx: Any, scores: Tensor, labels: Tensor) -> Tensor:
+        logarithms = scores.log_softmax(dim=-1)
+        ctx.save_for_backward(labels, logarithms)
+        return logarithms.gather(-1, labels[..., None]).squeeze(-1).neg_()
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
+        (labels, logarithms), d_losses = ctx.saved_tensors, d_outputs[0][..., None]
+        slopes = logarithms.exp().mul_(d_losses)
+        return slopes.scatter_add_(-1, labels[..., None], -d_losses), None
+
+
+class Convolution(torch.autograd.Function):
+    """(n, b, c, h, w) and (n, o, c, ky, kx) to (n, b, o, h', w'), computed with channels last."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]
+    ) -> Tensor:
         from dpfedls.kernels import convolve
 
+        ctx.save_for_backward(images, weight)
+        ctx.padding, ctx.has_bias = padding, bias is not None
         patches, kernels, padding = _as_patches(images, weight, padding)
         return convolve(patches, kernels, bias, padding).permute(0, 1, 4, 2, 3)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, weight, bias, ctx.padding = inputs
-        ctx.save_for_backward(images, weight)
-        ctx.has_bias = bias is not None
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
         from dpfedls.kernels import convolve, correlate
 
         images, weight = ctx.saved_tensors
-        alone = images.dim() == 4
-        if alone:
-            images, weight = images[None], weight[None]
-        d_out = (d_outputs[0][None] if alone else d_outputs[0]).permute(0, 1, 3, 4, 2).contiguous()
-        d_images, (_, _, channels, side_y, side_x) = None, weight.shape
+        clients, outputs, channels, side_y, side_x = weight.shape
+        d_out, d_images = d_outputs[0].permute(0, 1, 3, 4, 2).contiguous(), None
         if ctx.needs_input_grad[0]:
             # The input's gradient is a convolution too, with the kernels turned round.
             turned = weight.flip(-2, -1).permute(0, 3, 4, 1, 2).contiguous()
@@ -136,17 +181,9 @@ class _Convolution(torch.autograd.Function):
             d_images = convolve(d_out, turned, None, rest).permute(0, 1, 4, 2, 3)
         patches, kernels, padding = _as_patches(images, weight, ctx.padding)
         d_kernels = correlate(patches, d_out, (kernels.shape[1], kernels.shape[2]), padding)
-        d_kernels = d_kernels.view(len(weight), side_y, side_x, -1, weight.shape[1])[..., :channels, :]
-        d_weight = d_kernels.permute(0, 4, 3, 1, 2)
+        d_kernels = d_kernels.view(clients, side_y, side_x, -1, outputs)[..., :channels, :]
         d_bias = d_out.sum(dim=(1, 2, 3)) if ctx.has_bias else None
-        gradients = (d_images, d_weight, d_bias)
-        if alone:
-            gradients = tuple(None if g is None else g[0] for g in gradients)
-        return *gradients, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, int]:
-        return _Convolution.apply(*_lead(info, in_dims, inputs)), 0
+        return d_images, d_kernels.permute(0, 4, 3, 1, 2), d_bias, None
 
 
 def _as_patches(
@@ -174,32 +211,20 @@ def _as_patches(
 _FEW = 16
 
 
-class _MaxPool(torch.autograd.Function):
-    """The largest of each tile of (b, c, h, w), and which of the tile's places it stood at."""
+class MaxPool(torch.autograd.Function):
+    """The largest of each tile of (n, b, c, h, w)."""
 
     @staticmethod
-    def forward(images: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, images: Tensor, size: int) -> Tensor:
         from dpfedls.kernels import largest
 
-        if images.dim() == 4:
-            return tuple(part[0] for part in largest(images[None], size))  # pyright: ignore[reportReturnType]
-        return largest(images, size)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-        ctx.size = inputs[1]
+        out, places = largest(images, size)
+        ctx.save_for_backward(places)
+        ctx.size = size
+        return out
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
         from dpfedls.kernels import largest_backward
 
-        d_out, (places,) = d_outputs[0], ctx.saved_tensors
-        if d_out.dim() == 4:
-            return largest_backward(d_out[None], places[None], ctx.size)[0], None
-        return largest_backward(d_out, places, ctx.size), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        return _MaxPool.apply(*_lead(info, in_dims, inputs)), (0, 0)
+        return largest_backward(d_outputs[0], ctx.saved_tensors[0], ctx.size), None

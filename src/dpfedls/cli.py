@@ -8,8 +8,8 @@ import sys
 import click
 import typer
 
-from dpfedls.commands import audit, deploy, privacy, theory, training
-from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.commands import audit, deploy, privacy, reproduce, theory, training
+from dpfedls.errors import BudgetExhausted, InputError, RankLost
 
 app = typer.Typer(
     name="dpfedls",
@@ -30,6 +30,7 @@ for command in (
     theory.theory,
 ):
     app.command()(command)
+app.command(epilog=reproduce.ITEM_LIST)(reproduce.reproduce)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(deploy.app, name="deploy")
 
@@ -39,6 +40,8 @@ def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         code = app(standalone_mode=False)
+        if code == 130:  # typer's answer to Ctrl-C
+            raise KeyboardInterrupt
     except click.exceptions.NoArgsIsHelpError as shown:
         print(shown.format_message())
         code = 2
@@ -51,6 +54,8 @@ def main() -> None:
         code = _complain(f"{where}{error.strerror or error}; check the path and its rights", 2)
     except BudgetExhausted as error:
         code = _complain(str(error), 3)
+    except RankLost as error:
+        code = _complain(str(error), 1)
     except (KeyboardInterrupt, click.Abort):
         code = _complain("stopped; the last finished round is kept, go on with: dpfedls resume", 1)
     sys.exit(code if isinstance(code, int) else 0)

@@ -94,7 +94,7 @@ class ClientData:
     def take(self, rows: Int64[Tensor, "..."], padded: bool = False) -> tuple[Tensor, Tensor]:
         """Samples by row; where padded, −1 gives zeros, so that padding carries nobody's data."""
         kept = rows.clamp(min=0) if padded else rows
-        features, targets = as_input(self.features[kept]), as_input(self.targets[kept])
+        features, targets = as_input(_select(self.features, kept)), as_input(self.targets[kept])
         if padded:
             padding = rows < 0
             features = features.masked_fill(_broadcast(padding, features), 0)
@@ -105,6 +105,11 @@ class ClientData:
 def as_input(values: Tensor) -> Tensor:
     """What torch wants: floats as they are, symbols and labels (stored small) as int64."""
     return values if values.is_floating_point() else values.long()
+
+
+def _select(values: Tensor, rows: Tensor) -> Tensor:
+    """``values[rows]``; whole rows are copied at once, which indexing does only along the way."""
+    return values.index_select(0, rows.reshape(-1)).view(*rows.shape, *values.shape[1:])
 
 
 def _broadcast(mask: Tensor, like: Tensor) -> Tensor:

@@ -15,6 +15,10 @@ class BudgetExhausted(RuntimeError):
     """The privacy budget does not cover another round; nothing was released. Exit code 3."""
 
 
+class RankLost(RuntimeError):
+    """A process that shared the work stopped answering; the run can go on. Exit code 1."""
+
+
 def require_positive(name: str, value: float, why: str) -> None:
     """Refuse zero, negative numbers and NaN (infinity passes)."""
     if not value > 0:

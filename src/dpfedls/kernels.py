@@ -1,7 +1,10 @@
-"""Triton kernels for many clients at once on a GPU; every one has a plain twin that tests hold it to.
+"""Triton kernels for many clients at once on a GPU; each has a plain twin that tests hold it to.
 
 Imported only where tensors are on a GPU: Triton comes with torch's CUDA builds.
 """
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+# ruff: noqa: N803 - what is fixed when a kernel is compiled is written in capitals
 
 from __future__ import annotations
 
@@ -163,7 +166,9 @@ def _convolve(
     tl.store(target, total.to(out.dtype.element_ty), real[:, None] & (column < OUTPUTS)[None, :])
 
 
-def convolve(images: Tensor, kernels: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+def convolve(
+    images: Tensor, kernels: Tensor, bias: Tensor | None, padding: tuple[int, int]
+) -> Tensor:
     """(n, b, h, w, c) and (n, ky, kx, c, o) to (n, b, h', w', o)."""
     clients, samples, height, width, channels = images.shape
     _, side_y, side_x, _, outputs = kernels.shape
@@ -226,7 +231,9 @@ def _correlate(
     )
 
 
-def correlate(images: Tensor, gradients: Tensor, side: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+def correlate(
+    images: Tensor, gradients: Tensor, side: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
     """The kernels' gradient (n, ky, kx, c, o) of ``convolve``."""
     clients, samples, height, width, channels = images.shape
     _, _, out_height, out_width, outputs = gradients.shape
@@ -328,7 +335,7 @@ def _descend(
 
 
 def descend(weights: Tensor, gradients: Tensor, centre: Tensor, rate: float, keep: float) -> Tensor:
-    """``weights ← keep · weights − rate · gradients`` in place; squared distances from the centre."""
+    """``weights ← keep · weights − rate · gradients``, in place; squared ways from the centre."""
     clients, size = len(weights), centre.numel()
     blocks = triton.cdiv(size, 4096)
     squares = weights.new_empty(clients, blocks)

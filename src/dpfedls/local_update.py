@@ -6,10 +6,13 @@ is its slow twin, one client after another in the plainest torch: it defines wha
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -18,7 +21,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dpfedls.batching import client_layers
+from dpfedls.batching import CrossEntropy, client_layers
+from dpfedls.chains import Chain, chain_of
 from dpfedls.clients import ClientData
 from dpfedls.component import Component, check_types
 from dpfedls.errors import (
@@ -127,7 +131,7 @@ class _Update:
 
     def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """One loss a sample, the model computed in the precision asked for and the loss in full."""
-        with default_dtype(self.local.dtype):
+        with computing_in(self.local.dtype):
             x = x.to(self.local.dtype) if x.is_floating_point() else x
             outputs = functional_call(self.model, tensors, (x,))
         return self.loss(outputs.float(), y)
@@ -165,23 +169,65 @@ class VmappedUpdate(_Update):
     def _gradients(self, weights: list[Tensor], batch: Tensor, padded: bool) -> tuple[Tensor, ...]:
         """Of each client's mean loss on the samples of its own in the batch."""
         features, targets = self.data.take(batch, padded)
-        with torch.enable_grad(), client_layers():
+        with torch.enable_grad():
             leaves = [w.detach().requires_grad_() for w in weights]
             tensors = dict(zip(self.layout.names, leaves, strict=True))
-            losses = vmap(self._losses)(tensors, features, targets)
+            losses = self._all_losses(tensors, features, targets)
             if losses.shape != batch.shape:
                 raise InputError(
                     f"loss gave a tensor of shape {tuple(losses.shape[1:])} for a batch of "
                     f"{batch.shape[1]}; it must give one loss a sample, or clients would mix: "
                     "use reduction='none'"
                 )
-            # Clients are independent, so the gradient of the sum holds each one's own.
+            # Clients are independent, so the gradient of the sum of their means holds each one's.
+            shares = torch.full_like(losses, 1 / batch.shape[1])
             if padded:
-                real = batch >= 0
-                mean = losses.where(real, 0.0).sum(dim=1) / real.sum(dim=1)
-            else:
-                mean = losses.mean(dim=1)
-            return torch.autograd.grad(mean.sum(), leaves, materialize_grads=True)
+                real = (batch >= 0).to(losses.dtype)
+                shares = real / real.sum(dim=1, keepdim=True)
+            return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
+
+    def _all_losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Of all clients; by vmap, unless all of it is known to have a shorter way."""
+        chain = self._chain
+        if chain is None or self.loss is not cross_entropy:
+            with client_layers():
+                return vmap(self._losses)(tensors, x, y)
+        with computing_in(self.local.dtype):
+            x = x.to(self.local.dtype) if x.is_floating_point() else x
+            outputs = chain(tensors, x)
+        return CrossEntropy.apply(outputs.float(), y)  # pyright: ignore[reportReturnType]
+
+    @cached_property
+    def _chain(self) -> Chain | None:
+        return chain_of(self.model, self.layout)
+
+
+class ThreadedUpdate:
+    """The same on several cores: each thread trains some of the block's clients.
+
+    Threads share work by clients, not inside one operation, so that none waits for another.
+    """
+
+    def __init__(self, update: VmappedUpdate, threads: int) -> None:
+        # A model under functional_call is in one thread's hands, so each has a copy.
+        self.updates = [replace(update, model=copy.deepcopy(update.model)) for _ in range(threads)]
+        self.pool = ThreadPoolExecutor(threads)
+
+    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+        count = len(self.updates)
+        parts = [clients[k::count] for k in range(count)]  # sizes lie in order, so parts are alike
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            made = self.pool.map(
+                lambda update, part: update(params, part, round_, key), self.updates, parts
+            )
+            updates = params.new_empty(len(clients), len(params))
+            for k, part in enumerate(made):
+                updates[k::count] = part
+        finally:
+            torch.set_num_threads(before)
+        return updates
 
 
 class LoopedUpdate(_Update):
@@ -219,31 +265,40 @@ def descend(
     radius: float,
 ) -> None:
     """One step of SGD and the way back into the ball, in place; ``rounded`` follows ``weights``."""
+    gradients, centre = [g.contiguous() for g in gradients], [c.contiguous() for c in centre]
     parts = list(zip(weights, gradients, centre, rounded, strict=True))
     keep = 1 - rate * weight_decay
     if weights[0].is_cuda:
         from dpfedls import kernels
 
-        squares = [
-            kernels.descend(w, g.contiguous(), c.contiguous(), rate, keep) for w, g, c, _ in parts
-        ]
+        squares = [kernels.descend(w, g, c, rate, keep) for w, g, c, _ in parts]
         inside = (radius / torch.stack(squares).sum(dim=0).sqrt()).clamp(max=1.0)
         for w, _, c, r in parts:
-            kernels.pull(w, c.contiguous(), inside, r)
+            kernels.pull(w, c, inside, r)
         return
-    for w, gradient, _, _ in parts:
-        w.mul_(keep).sub_(gradient, alpha=rate)
-    if radius < math.inf:
-        project(weights, centre, radius)
+    # A few clients at a time, so that the passes over their weights find them in the cache.
+    few = max(1, _CACHED // sum(c.numel() for c in centre))
+    for first in range(0, len(weights[0]), few):
+        own = [(w[first : first + few], g[first : first + few], c) for w, g, c, _ in parts]
+        for w, gradient, _ in own:
+            w.mul_(keep).sub_(gradient, alpha=rate)
+        if radius < math.inf:
+            project([w for w, _, _ in own], centre, radius, [g for _, g, _ in own])
     for w, _, _, r in parts:
         if r.dtype != w.dtype:  # otherwise they are the same memory
             r.copy_(w)
 
 
+_CACHED = 2**19  # coordinates: two megabytes
+
+
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def computing_in(dtype: torch.dtype) -> Iterator[None]:
     """What torch makes of whole numbers that become fractions, and of new tensors."""
     before = torch.get_default_dtype()
+    if dtype == before:  # the usual case, and the only one that several threads may share
+        yield
+        return
     torch.set_default_dtype(dtype)
     try:
         yield
@@ -251,14 +306,18 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
+def project(
+    weights: list[Tensor], centre: list[Tensor], radius: float, scratch: Sequence[Tensor] = ()
+) -> None:
     """Move each client's weights, in place, to the nearest point of the ball around the centre.
 
-    One row a client in each tensor; the distance runs over all tensors together.
+    One row a client in each tensor; the distance runs over all tensors together. ``scratch`` is
+    memory of the weights' shapes that may be written to.
     """
+    spare = scratch or [torch.empty_like(w) for w in weights]
     lengths = [
-        torch.linalg.vector_norm((w - c).reshape(len(w), -1), dim=1)
-        for w, c in zip(weights, centre, strict=True)
+        torch.linalg.vector_norm(torch.sub(w, c, out=s).view(len(w), -1), dim=1)
+        for w, c, s in zip(weights, centre, spare, strict=True)
     ]
     inside = (radius / torch.stack(lengths).norm(dim=0)).clamp(max=1.0)
     for w, c in zip(weights, centre, strict=True):

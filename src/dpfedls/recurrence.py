@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 def recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -18,72 +19,49 @@ def recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     Gates stand in torch's order: input, forget, cell, output.
     """
-    return _Recurrence.apply(driven, weight, bias)[0]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
+    if has_torch_function((driven, weight, bias)):  # many clients: see ``batching``
+        return handle_torch_function(recurrence, (driven, weight, bias), driven, weight, bias)
+    alone = Recurrence.apply(driven[None], weight[None], bias[None])
+    return alone[0]  # pyright: ignore[reportOptionalSubscript]
 
 
-class _Recurrence(torch.autograd.Function):
-    """Tensors may have one more leading dimension, of clients; there the work is done."""
-
-    @staticmethod
-    def forward(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if driven.dim() == 3:
-            return tuple(part[0] for part in _forward(driven[None], weight[None], bias[None]))  # pyright: ignore[reportReturnType]
-        return _forward(driven, weight, bias)
+class Recurrence(torch.autograd.Function):
+    """The same with a first dimension of clients, each with weights of its own."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        states, gates, cells = output
-        ctx.mark_non_differentiable(gates, cells)
-        ctx.save_for_backward(inputs[1], states, gates, cells)
+    def forward(ctx: Any, driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        clients, positions, batch, _ = driven.shape
+        wide, cell_step = weight.shape[2], _kernel("lstm_cell", driven) or _cell
+        driven, bias, turned = driven.contiguous(), bias.contiguous(), weight.mT
+        gates = torch.empty_like(driven)
+        states = driven.new_empty(clients, positions, batch, wide)
+        cells = driven.new_empty(clients, positions, batch, wide, dtype=torch.float32)
+        hidden = driven.new_zeros(clients, batch, 4 * wide)
+        before, state = cells.new_zeros(clients, batch, wide), None
+        steps = zip(*map(_positions, (driven, gates, cells, states)), strict=True)
+        for drive, gate, cell, new in steps:
+            if state is not None:
+                torch.bmm(state, turned, out=hidden)
+            cell_step(drive, hidden, bias, before, gate, cell, new)
+            before, state = cell, new
+        ctx.save_for_backward(weight, states, gates, cells)
+        return states
 
     @staticmethod
-    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, ...]:
-        saved, d_states = ctx.saved_tensors, d_outputs[0]
-        if d_states.dim() == 3:
-            return tuple(d[0] for d in _backward(d_states[None], *(s[None] for s in saved)))
-        return _backward(d_states, *saved)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Any, Any]:
-        moved = (
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip(inputs, in_dims, strict=True)
-        )
-        return _Recurrence.apply(*moved), (0, 0, 0)
-
-
-def _forward(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    clients, positions, batch, _ = driven.shape
-    wide, cell_step = weight.shape[2], _kernel("lstm_cell", driven) or _cell
-    gates = torch.empty_like(driven, memory_format=torch.contiguous_format)
-    states = driven.new_empty(clients, positions, batch, wide)
-    cells = driven.new_empty(clients, positions, batch, wide, dtype=torch.float32)
-    driven, bias, turned = driven.contiguous(), bias.contiguous(), weight.mT
-    hidden = driven.new_zeros(clients, batch, 4 * wide)
-    before, state = cells.new_zeros(clients, batch, wide), None
-    for drive, gate, cell, new in zip(*map(_positions, (driven, gates, cells, states)), strict=True):
-        if state is not None:
-            torch.bmm(state, turned, out=hidden)
-        cell_step(drive, hidden, bias, before, gate, cell, new)
-        before, state = cell, new
-    return states, gates, cells
-
-
-def _backward(
-    d_states: Tensor, weight: Tensor, states: Tensor, gates: Tensor, cells: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    clients, _, batch, wide = states.shape
-    cell_step = _kernel("lstm_cell_backward", states) or _cell_backward
-    d_gates, d_states = torch.empty_like(gates), d_states.contiguous()
-    d_cell = cells.new_zeros(clients, batch, wide)
-    later = states.new_zeros(clients, batch, wide)
-    befores = (torch.zeros_like(d_cell), *_positions(cells)[:-1])
-    steps = zip(*map(_positions, (d_states, gates, cells, d_gates)), befores, strict=True)
-    for above, gate, cell, d_gate, before in reversed(list(steps)):
-        cell_step(above, later, d_cell, gate, cell, before, d_gate)
-        torch.bmm(d_gate, weight, out=later)
-    d_weight = torch.bmm(d_gates[:, 1:].flatten(1, 2).mT, states[:, :-1].flatten(1, 2))
-    return d_gates, d_weight, d_gates.sum(dim=(1, 2))
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight, states, gates, cells = ctx.saved_tensors
+        clients, _, batch, wide = states.shape
+        cell_step = _kernel("lstm_cell_backward", states) or _cell_backward
+        d_gates, d_states = torch.empty_like(gates), d_outputs[0].contiguous()
+        d_cell = cells.new_zeros(clients, batch, wide)
+        later = states.new_zeros(clients, batch, wide)
+        befores = (torch.zeros_like(d_cell), *_positions(cells)[:-1])
+        steps = zip(*map(_positions, (d_states, gates, cells, d_gates)), befores, strict=True)
+        for above, gate, cell, d_gate, before in reversed(list(steps)):
+            cell_step(above, later, d_cell, gate, cell, before, d_gate)
+            torch.bmm(d_gate, weight, out=later)
+        d_weight = torch.bmm(d_gates[:, 1:].flatten(1, 2).mT, states[:, :-1].flatten(1, 2))
+        return d_gates, d_weight, d_gates.sum(dim=(1, 2))
 
 
 def _positions(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -30,6 +30,7 @@ from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import RandomStreams, SeededStreams
 from dpfedls.sampling import Indices
 from dpfedls.server import Server, ServerState
+from dpfedls.workers import ALONE, Workers
 
 log = logging.getLogger("dpfedls")
 Samples = tuple[Tensor, Tensor]
@@ -44,6 +45,7 @@ class Simulation:
     server: Server
     streams: RandomStreams
     block_size: int  # how many clients train at once: bounds memory and changes nothing else
+    workers: Workers = ALONE  # who else trains a part of each cohort
 
     def run_round(self, state: ServerState) -> ServerState:
         """One round of DP-Fed-LS: sample, train, clip, sum; then noise, denoise, step."""
@@ -51,9 +53,10 @@ class Simulation:
         cohort = plan.sampler.sample(plan.num_clients, self.streams.sampling(t))
         order = self.streams.shuffling(t)
         total = torch.zeros_like(state.params, dtype=torch.float64)
-        for block in self._blocks(cohort):
+        for block in self._blocks(self.workers.share(cohort, self.data.sizes[cohort])):
             updates = self.local_update(state.params, block, t, order)
             total += clip(updates, plan.clip_norm).sum(dim=0, dtype=torch.float64)
+        total = self.workers.total(total, t)
         return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
 
     def run(self, state: ServerState) -> Iterator[ServerState]:
@@ -178,8 +181,8 @@ def federate(
     return Simulation(data, update, server, streams, block_size)
 
 
-# Weights of all clients of a block: 256 MiB of float32, and 2 GiB where memory is of a GPU's size.
-_BLOCK_COORDINATES = {"cpu": 2**26, "cuda": 2**29}
+# Weights of all clients of a block: 4 MiB of float32, that a core's caches hold; 2 GiB of a GPU's.
+_BLOCK_COORDINATES = {"cpu": 2**20, "cuda": 2**29}
 
 
 def find_device(name: str) -> torch.device:

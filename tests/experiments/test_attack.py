@@ -9,7 +9,8 @@ import torch
 from dpfedls import InputError
 from dpfedls.experiments import recipe as recipes
 from dpfedls.experiments import run as runs
-from dpfedls.experiments.attack import attack, roc
+from dpfedls.experiments.attack import attack
+from dpfedls.experiments.membership import roc
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.task import Task
 
@@ -35,7 +36,7 @@ def test_overfitting_shows_and_privacy_hides_it(tmp_path, monkeypatch):
     monkeypatch.setattr("dpfedls.tasks.synthetic.make", memorise)
     settings = [
         *("plan.num_clients=10", "plan.sampler.rate=1.0", "plan.rounds=20", "plan.delta=0.01"),
-        *("local.epochs=10", "local.learning_rate=0.5", "denoiser.strength=0"),
+        *("local.epochs=10", "local.learning_rate=0.5", "denoiser.strength=0", "diagnose=true"),
     ]
     for name, noise in (("open", 0.0), ("private", 30.0)):
         recipe = [*settings, f"plan.noise_multiplier={noise}", "plan.clip_norm=5.0"]
@@ -43,6 +44,8 @@ def test_overfitting_shows_and_privacy_hides_it(tmp_path, monkeypatch):
     leaking, hidden = attack(tmp_path / "open"), attack(tmp_path / "private")
     assert leaking["members"] == leaking["non_members"] == 100
     assert leaking["auc"] > 0.8
+    assert [at["round"] for at in leaking["by_round"]] == list(range(1, 21))
+    assert leaking["by_round"][-1]["auc"] == pytest.approx(leaking["auc"])
     assert hidden["auc"] < 0.65
 
 

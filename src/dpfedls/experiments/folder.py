@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -40,6 +40,7 @@ class RoundLog(msgspec.Struct, frozen=True):
     seconds: float | None  # not when deployed: time follows the cohort's size, which is private
 
 
+Line = TypeVar("Line")
 Watch = Callable[[RoundLog], None]
 
 
@@ -193,19 +194,23 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def read_rounds(folder: Path) -> list[RoundLog]:
-    """The lines of rounds.jsonl; a last one that a crash cut short is left out."""
-    path = folder / "rounds.jsonl"
+    """The lines of rounds.jsonl."""
+    return read_lines(folder / "rounds.jsonl", RoundLog)
+
+
+def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+    """The lines of a log, none if it is absent; a last one that a crash cut short is left out."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
-    rounds = []
+    found = []
     for number, line in enumerate(lines, start=1):
         try:
-            rounds.append(msgspec.json.decode(line, type=RoundLog))
+            found.append(msgspec.json.decode(line, type=kind))
         except msgspec.DecodeError as error:
             if number < len(lines):
                 raise InputError(
                     f"{path}, line {number} cannot be read ({error}); restore it from a backup"
                 ) from error
-    return rounds
+    return found
 
 
 def summary(

@@ -48,6 +48,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device: str = "cpu"
     block_size: int | None = None
     evaluate_every: int = 1
+    diagnose: bool = False  # simulation only: also judge on private samples, into a file of its own
     reproduces: str = ""
 
     def __post_init__(self) -> None:
@@ -59,6 +60,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             require_positive("block_size", self.block_size, "it is how many clients train at once")
         if self.budget is not None:
             require_finite("budget", self.budget, "it is the ε never to exceed")
+        if self.diagnose and self.mode == "deployed":
+            raise InputError(
+                "diagnose = true judges the model on people's own samples, and what leaves the "
+                'private side must be noisy; leave it out, or use mode = "simulation"'
+            )
 
     def resolved(self) -> Recipe:
         """The recipe with its noise chosen, so that the plan stands complete in the run folder."""
@@ -120,8 +126,11 @@ def decode(values: dict[str, Any], source: str, settings: list[str]) -> Recipe:
     """A recipe from its TOML table and settings; errors name the key."""
     for setting in settings:
         _lay_over(values, setting)
-    if any(setting.startswith("plan.noise_multiplier=") for setting in settings):
-        values.pop("calibrate", None)  # noise given by hand replaces the recipe's own choice of it
+        # Noise and the ε to choose it by replace each other: what is said last holds.
+        if setting.startswith("plan.noise_multiplier="):
+            values.pop("calibrate", None)
+        elif setting.startswith("calibrate.epsilon=") and isinstance(values.get("plan"), dict):
+            values["plan"].pop("noise_multiplier", None)
     try:
         return msgspec.convert(values, Recipe)
     except msgspec.ValidationError as error:

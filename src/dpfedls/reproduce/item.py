@@ -1,11 +1,15 @@
-"""An item is a table or figure of the paper; making one yields files to look at and cells of data."""
+"""An item is a table or figure of the paper: files to look at, and cells of data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from dpfedls.errors import unknown
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,21 @@ class Options:
     device: str = "cpu"
     jobs: int = 1  # runs at the same time
     settings: tuple[str, ...] = ()  # key=value laid over every recipe: a smaller trial, said so
+    only: tuple[str, ...] = ()  # labels of the cells wanted; without any, all of them
     say: Callable[[str], None] = lambda _: None
+
+
+def wanted(cells: Sequence[T], labels: Callable[[T], tuple[str, ...]], options: Options) -> list[T]:
+    """The cells that ``options.only`` asks for.
+
+    A cell has one label an axis; where labels of an axis are asked for, it must have one of those.
+    """
+    axes = [set(axis) for axis in zip(*map(labels, cells), strict=True)]
+    for label in options.only:
+        if not any(label in axis for axis in axes):
+            raise unknown("label", label, [known for axis in axes for known in sorted(axis)])
+    asked = [axis & set(options.only) or axis for axis in axes]
+    return [c for c in cells if all(x in a for x, a in zip(labels(c), asked, strict=True))]
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,10 @@ class Item:
     item: str
     files: list[Path]
     cells: list[dict[str, Any]]
+
+
+class RunsFailed(RuntimeError):
+    """Some runs of an item failed; all others are finished and kept. Exit code 1."""
 
 
 Maker = Callable[[Options], Item]

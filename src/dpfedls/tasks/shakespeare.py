@@ -2,7 +2,8 @@
 
 The text is the 1994 edition that LEAF's benchmark reads, and the rules are LEAF's (Caldas et al.
 2018): indentation tells who speaks, a role's lines are joined, and every window of 80 characters
-with the one that follows is a sample. The edition is for personal use and is not shipped.
+with the one that follows is a sample. The edition is for personal use and is not shipped. People
+are divided as they are by nature: what a role says is its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LEAST_TRAINED = 100  # roles with fewer training samples are left out: 975 remai
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
-    """Each role trains on its first 70 % of windows; the last 20 % of all of them are the test.
+    """A role's windows in order: 70 % are trained on, 10 % validate, the last 20 % are the test.
 
     Fewer than all 975 roles are drawn at random.
     """
@@ -45,14 +46,19 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
         bounds = bounds[np.sort(kept)]
     windows, following = text.unfold(0, WINDOW, 1)[:-1], text[WINDOW:]  # views of one text
     samples = bounds[:, 1] - bounds[:, 0] - WINDOW
-    trained, held = (0.7 * samples).astype(np.int64), (0.2 * samples).astype(np.int64)
-    data = ClientData(windows, following, bounds[:, 0], trained)
-    ends = bounds[:, 1] - WINDOW
-    test = np.concatenate(
-        [np.arange(end - count, end) for end, count in zip(ends, held, strict=True)]
+    trained, validated, tested = ((share * samples).astype(np.int64) for share in (0.7, 0.1, 0.2))
+
+    def pick(begins: np.ndarray, counts: np.ndarray) -> tuple[Tensor, Tensor]:
+        rows = [np.arange(b, b + n) for b, n in zip(begins, counts, strict=True)]
+        kept = torch.from_numpy(np.concatenate(rows))
+        return windows[kept], following[kept]
+
+    return Task(
+        ClientData(windows, following, bounds[:, 0], trained),
+        CharacterLSTM(alphabet),
+        test=pick(bounds[:, 1] - WINDOW - tested, tested),
+        validation=pick(bounds[:, 0] + trained, validated),
     )
-    rows = torch.from_numpy(test)
-    return Task(data, CharacterLSTM(alphabet), (windows[rows], following[rows]))
 
 
 @functools.cache

@@ -7,44 +7,71 @@ difficulty, but it is not SVHN, and no number measured on it is a number about S
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dpfedls.clients import ClientData
 from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
-from dpfedls.tasks.models import cnn
+from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.partition import iid
+from dpfedls.tasks.pretrain import pretrained_cnn
 from dpfedls.tasks.task import Task
 
+Images = tuple[Tensor, Tensor]  # bytes, and the digits they show
 SIDE = 32
-SAMPLES_A_CLIENT, TEST = 300, 16_000
-_MOST = 100_000
-_CHUNK = 2000  # images drawn at a time; changes memory, not the images
+MEAN, STDDEV = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+TEST, VALIDATION = 16_000, 10_000
+_MOST_CLIENTS = 100_000
+_CHUNK = 2000  # images drawn from one call of the generator: another number gives other images
+_BLOCK = 100  # images whose strokes are drawn at once: few enough to stay in the processor's cache
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
-    """300 images a client, as in Section 5.2, and 16,000 to test on."""
-    if num_clients > _MOST:
+    """300 images a client, as in Section 5.2; the network starts from random weights."""
+    return _task(num_clients, 300, streams, cnn())
+
+
+def make_pretrained(num_clients: int, streams: SeededStreams) -> Task:
+    """The same, and the network starts from MNIST, as in Section 5.2."""
+    return _task(num_clients, 300, streams, pretrained_cnn())
+
+
+def make_attack(num_clients: int, streams: SeededStreams) -> Task:
+    """128 images a client, 64,000 for 500: few enough to learn by heart (Section 5.4)."""
+    return _task(num_clients, 128, streams, pretrained_cnn())
+
+
+def _task(num_clients: int, each: int, streams: SeededStreams, network: nn.Sequential) -> Task:
+    if num_clients > _MOST_CLIENTS:
         raise InputError(
-            f"plan.num_clients = {num_clients}, but this task draws images for at most {_MOST}"
+            f"plan.num_clients = {num_clients}, but this task draws images for at most "
+            f"{_MOST_CLIENTS}"
         )
+    data, test, validation = _drawn(num_clients, each, streams.seed)
+    return Task(data, nn.Sequential(Standardise(MEAN, STDDEV), *network), test, validation)
+
+
+@functools.lru_cache(maxsize=1)  # two minutes at the paper's size, and cells of a grid share it
+def _drawn(num_clients: int, each: int, seed: int) -> tuple[ClientData, Images, Images]:
+    streams = SeededStreams(seed)
     rng = streams.torch_generator("split")
-    features, targets = draw(SAMPLES_A_CLIENT * num_clients, rng)
-    data = iid(features, targets, num_clients, streams.generator("partition"))
-    return Task(data, cnn(), draw(TEST, rng))
+    data = iid(*draw(each * num_clients, rng), num_clients, streams.generator("partition"))
+    return data, draw(TEST, rng), draw(VALIDATION, rng)
 
 
-def draw(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """So many images (3×32×32, standardised) and their digits."""
+def draw(count: int, rng: torch.Generator) -> Images:
+    """So many images (3×32×32 bytes) and their digits."""
     digits = torch.randint(10, (count,), generator=rng)
-    images = torch.empty(count, 3, SIDE, SIDE)
+    images = torch.empty(count, 3, SIDE, SIDE, dtype=torch.uint8)
     for at in range(0, count, _CHUNK):
         own = digits[at : at + _CHUNK]
-        images[at : at + len(own)] = _draw(own, rng)
-    return (images - 0.5).div_(0.25), digits
+        images[at : at + len(own)] = (255 * _draw(own, rng)).round_()
+    return images, digits
 
 
 def _draw(digits: Tensor, rng: torch.Generator) -> Tensor:
@@ -81,6 +108,13 @@ def _strokes(
     digits: Tensor, x: Tensor, y: Tensor, size: Tensor, turn: Tensor, slant: Tensor, width: Tensor
 ) -> Tensor:
     """How much ink each pixel gets from the digit's strokes: 1 inside, 0 outside, soft between."""
+    parts = (part.split(_BLOCK) for part in (digits, x, y, size, turn, slant, width))
+    return torch.cat([_block(*block) for block in zip(*parts, strict=True)])
+
+
+def _block(
+    digits: Tensor, x: Tensor, y: Tensor, size: Tensor, turn: Tensor, slant: Tensor, width: Tensor
+) -> Tensor:
     segments = _SEGMENTS[digits] * size[:, None, None, None]  # image, segment, end, (x, y)
     sx = segments[..., 0] + slant[:, None, None] * segments[..., 1]
     sy = segments[..., 1]
@@ -120,10 +154,8 @@ _LINES = [
     [*_arc(0, -0.25, 0.24, 0.25, 0.25, 1.25), *_arc(0, 0.25, 0.29, 0.26, 0.75, 1.75)],
     [(-0.2, 0.5), (0.12, 0.15), *_arc(0, -0.2, 0.28, 0.3, 0.05, 1.1)],
 ]
-_MOST = max(len(line) - 1 for line in _LINES)
+_LONGEST = max(len(line) for line in _LINES)
+# All digits as equally many segments: short ones end in pieces of no length.
 _SEGMENTS = torch.tensor(
-    [
-        [*itertools.pairwise(line), *[(line[-1], line[-1])] * (_MOST + 1 - len(line))]
-        for line in _LINES
-    ]
+    [list(itertools.pairwise([*line, *[line[-1]] * (_LONGEST - len(line))])) for line in _LINES]
 )

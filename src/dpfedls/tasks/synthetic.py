@@ -16,7 +16,7 @@ _INPUTS, _CLASSES, _TEST, _MOST = 64, 4, 400, 1_000_000
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
-    """Ten signals a client and 400 to test on."""
+    """Ten signals a client, 400 to test on and 400 to validate on."""
     if num_clients > _MOST:
         raise InputError(
             f"plan.num_clients = {num_clients}, but this task draws signals for at most {_MOST}"
@@ -32,4 +32,4 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
         return patterns[labels] + 2 * noise, labels
 
     data = iid(*draw(10 * num_clients), num_clients, streams.generator("partition"))
-    return Task(data, logistic_regression(_INPUTS, _CLASSES), draw(_TEST))
+    return Task(data, logistic_regression(_INPUTS, _CLASSES), draw(_TEST), draw(_TEST))

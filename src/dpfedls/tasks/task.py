@@ -16,11 +16,12 @@ from dpfedls.randomness import SeededStreams
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what; the test samples are held by the server and are nobody's secret."""
+    """What is trained on what, and what the server holds itself, which is nobody's secret."""
 
     data: ClientData
     model: nn.Module
     test: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor] | None = None  # to choose settings by; not every task has it
 
 
 TaskMaker = Callable[[int, SeededStreams], Task]
@@ -29,10 +30,14 @@ TaskMaker = Callable[[int, SeededStreams], Task]
 _TASKS = {
     "digits-logistic": "digits:make",
     "mnist-logistic": "mnist:make",
+    "mnist-logistic-dirichlet": "mnist:make_dirichlet",
     "mnist5k-logistic": "mnist5k:make",
     "shakespeare-lstm": "shakespeare:make",
+    "street-digits-attack": "street_digits:make_attack",
     "street-digits-cnn": "street_digits:make",
+    "street-digits-cnn-pretrained": "street_digits:make_pretrained",
     "svhn-cnn": "svhn:make",
+    "svhn-cnn-scratch": "svhn:make_scratch",
     "svhn5k-cnn": "svhn:make_small",
     "synthetic-logistic": "synthetic:make",
 }

@@ -1,0 +1,179 @@
+"""How our round grows with population, cohort and model, and what a run costs around its rounds.
+
+python benchmarks/scaling.py. Every line is measured in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bench import RESULTS, ROOT, machine
+from runners.measure import peak_mib
+from runners.ours import federation, our_model, people
+from torch import nn
+from workloads import WORKLOADS, Workload, draw
+
+from dpfedls import ClientData, LocalSGD
+from dpfedls.experiments.folder import RunFolder
+from dpfedls.experiments.recipe import Recipe
+from dpfedls.server import ServerState
+from dpfedls.simulation import Simulation
+from dpfedls.tasks.models import cnn, logistic_regression, mlp
+
+ROUNDS = 10
+
+
+def population(clients: int) -> dict[str, Any]:
+    """People of one sample each, all the same row of memory: what is left is our bookkeeping."""
+    data = ClientData(
+        torch.ones(1, 64).expand(clients, 64),
+        torch.zeros(1, dtype=torch.long).expand(clients),
+        np.arange(clients),
+        np.ones(clients, dtype=np.int64),
+    )
+    workload = replace(WORKLOADS["logistic-50"], clients=clients, samples=1, epochs=1)
+    simulation, state = federation(workload, logistic_regression(64, 10), data, 1 + ROUNDS)
+    sampler, streams = simulation.server.plan.sampler, simulation.streams
+    sampling = _seconds(lambda: sampler.sample(clients, streams.sampling(0)))
+    return _rounds(simulation, state) | {"sampling": sampling}
+
+
+def cohort(size: int) -> dict[str, Any]:
+    """The paper's logistic regression."""
+    workload = replace(WORKLOADS["logistic-50"], cohort=size)
+    return _rounds(*_start(workload, our_model(workload.model)))
+
+
+def model(hidden: int) -> dict[str, Any]:
+    """784 → hidden → 10; without a hidden layer, logistic regression."""
+    workload = replace(WORKLOADS["mlp"], clients=100, epochs=1)
+    made = mlp(784, hidden, 10) if hidden else logistic_regression(784, 10)
+    simulation, state = _start(workload, made)
+    return {"parameters": simulation.server.layout.dim} | _rounds(simulation, state)
+
+
+def server_step(width: float) -> dict[str, Any]:
+    """Noise, smoothing and update of the paper's CNN, against drawing its noise alone."""
+    workload = replace(WORKLOADS["cnn"], clients=20)
+    simulation, state = _start(workload, cnn(width))
+    server, streams = simulation.server, simulation.streams
+    total = torch.zeros_like(state.params, dtype=torch.float64)
+    steps, draws = [], []
+    for t in range(1 + ROUNDS):
+        noise, nonce = streams.noise(t), streams.nonce(t)
+        began = time.perf_counter()
+        state = server.finish_round(state, total, noise, nonce)
+        steps.append(time.perf_counter() - began)
+        draws.append(_once(lambda noise=noise: noise(server.layout.dim, total.device)))
+    step, draw_alone = statistics.median(steps[1:]), statistics.median(draws[1:])
+    ratio = {"step": step, "noise": draw_alone, "ratio": step / draw_alone}
+    return {"parameters": server.layout.dim} | ratio
+
+
+def keeping(name: str) -> dict[str, Any]:
+    """What log line and checkpoint add to a round of that workload, on disk in a run folder."""
+    workload = WORKLOADS[name]
+    made = our_model(workload.model)
+    simulation, state = _start(workload, made)
+    plan = simulation.server.plan
+    # Of the recipe only the plan is used: the simulation is there already.
+    recipe = Recipe(task="synthetic-logistic", plan=plan, local=LocalSGD(epochs=1))
+    trained, kept = [], []
+    disk = ROOT / ".bench"  # not a file system in memory, as /tmp may be
+    disk.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=disk) as folder:
+        run = RunFolder(Path(folder) / "run", recipe, simulation.server, made)
+        began = time.perf_counter()
+        for after in replace(simulation, server=run.server).run(state):
+            trained.append(time.perf_counter() - began)
+            kept.append(_once(lambda after=after: run.record(after)))
+            began = time.perf_counter()
+        run.close()
+    round_, record = statistics.median(trained[1:]), statistics.median(kept[1:])
+    return {"round": round_, "record": record, "share": record / (round_ + record)}
+
+
+def start(what: str) -> dict[str, Any]:
+    """Seconds of a command line's help, and of an import as the importing program sees it."""
+    if what == "--help":
+        command = [Path(sys.executable).with_name("dpfedls"), "--help"]
+        return {"seconds": _seconds(lambda: subprocess.run(command, stdout=subprocess.DEVNULL))}
+    code = f"import time; began = time.perf_counter(); {what}; print(time.perf_counter() - began)"
+    times = [subprocess.check_output([sys.executable, "-c", code]) for _ in range(ROUNDS)]
+    return {"seconds": statistics.median(map(float, times))}
+
+
+CASES: dict[Callable[[Any], dict[str, Any]], list[Any]] = {
+    population: [10**3, 10**4, 10**5, 10**6],
+    cohort: [20, 50, 200, 1000],
+    model: [0, 100, 252, 1258, 4316],  # 7,850 parameters to 3.4 million
+    server_step: [1.0],
+    keeping: ["logistic-50", "cnn"],
+    start: ["--help", "import dpfedls", "import dpfedls.simulation"],
+}
+
+
+def main() -> None:
+    """Measure every case, print it, keep the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = {case.__name__: case for case in CASES}
+    parser.add_argument("--cases", nargs="+", choices=names, metavar="NAME", default=[*names])
+    given = parser.parse_args()
+    about, lines = machine(), []
+    spawn = multiprocessing.get_context("spawn")
+    for name in given.cases:
+        for value in CASES[names[name]]:
+            with spawn.Pool(1) as pool:
+                found = pool.apply(names[name], [value])
+            lines.append({"case": name, "value": value} | found)
+            print(f"{name:12} {value!s:26} " + "  ".join(map(_words, found.items())), flush=True)
+    if given.cases == [*names]:
+        path = RESULTS.with_name("scaling.json")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"machine": about, "lines": lines}, indent=1) + "\n")
+        print(f"kept in {path.relative_to(ROOT)}")
+
+
+def _start(workload: Workload, made: nn.Module) -> tuple[Simulation, ServerState]:
+    return federation(workload, made, people(*draw(workload)), 1 + ROUNDS)
+
+
+def _rounds(simulation: Simulation, state: ServerState) -> dict[str, Any]:
+    times = []
+    began = time.perf_counter()
+    for _ in simulation.run(state):
+        times.append(time.perf_counter() - began)
+        began = time.perf_counter()
+    round_ = statistics.median(times[1:])
+    return {"round": round_, "rounds_per_second": 1 / round_, "peak_mib": peak_mib()}
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    return statistics.median(_once(action) for _ in range(ROUNDS))
+
+
+def _once(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def _words(pair: tuple[str, float]) -> str:
+    return f"{pair[0]} {pair[1]:,.4g}" if isinstance(pair[1], float) else f"{pair[0]} {pair[1]:,}"
+
+
+if __name__ == "__main__":
+    main()

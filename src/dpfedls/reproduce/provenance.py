@@ -1,0 +1,94 @@
+"""How an item was made: the command, the code, the machine and the time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dpfedls.reproduce.item import Options
+
+
+def provenance(options: Options, item: str, seconds: float) -> dict[str, Any]:
+    """What a reader needs to make the item again; nothing in it names a person's folders."""
+    return {
+        "item": item,
+        "command": command(options, item),
+        "commit": commit(),
+        "hardware": hardware(options.device),
+        "torch": version("torch"),
+        "seeds": options.seeds,
+        "settings": list(options.settings),
+        "seconds": round(seconds, 1),
+    }
+
+
+def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
+    """An item's section of Markdown: title, what was laid over it, text, and how it was made."""
+    laid = " ".join(f"`{setting}`" for setting in facts["settings"])
+    made = (
+        f"Made by `{facts['command']}`, commit {facts['commit']}, on {facts['hardware']}, torch "
+        f"{facts['torch']}, in {duration(facts['seconds'])}"
+    )
+    if facts.get("runs"):
+        made += f"; {facts['runs']} runs, {duration(facts['training_seconds'])} of training"
+    above = [f"**Laid over every recipe:** {laid}."] if laid else []
+    return "\n\n".join([f"## {facts['title']}", *above, *sections, f"{made}."]) + "\n"
+
+
+def command(options: Options, item: str) -> str:
+    """The command line, less --out and --jobs, which change nothing in the result."""
+    words = ["dpfedls", "reproduce", item, "--seeds", str(options.seeds)]
+    words += [] if options.device == "cpu" else ["--device", options.device]
+    for setting in options.settings:
+        words += ["--set", setting]
+    for label in options.only:
+        words += ["--only", label]
+    return shlex.join(words)
+
+
+def commit() -> str:
+    """The commit of the source, or the package's version where the source is in no repository."""
+    here = Path(__file__).parent
+    # An environment may lie inside somebody else's repository: ask whether it knows this file.
+    known = _git(here, "ls-files", "--error-unmatch", "item.py")
+    found = known and _git(here, "describe", "--always", "--dirty", "--exclude=*")
+    return found or f"dpfedls {version('dpfedls')}"
+
+
+def hardware(device: str) -> str:
+    """What the runs were made on."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {os.cpu_count()} cores"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,78 @@
+"""The benchmark's runners that need no other environment do the same work."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpfedls.parameters import Layout
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from runners import logistic, loop, models, ours  # noqa: E402
+from workloads import WORKLOADS, Workload, draw  # noqa: E402
+
+
+def small(name: str) -> Workload:
+    """Everybody takes part and nobody adds noise, so that a round has one outcome."""
+    return replace(WORKLOADS[name], clients=3, cohort=3, samples=25, epochs=2, noise_multiplier=0.0)
+
+
+def alike(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
+    """A client's samples are all the same one, so that their order cannot matter."""
+    features, targets = draw(workload)
+    features[:], targets[:] = features[:, :1], targets[:, :1]
+    return features, targets
+
+
+@pytest.mark.parametrize("name", ["logistic-50", "mlp", "cnn", "lstm"])
+@pytest.mark.parametrize("clip_norm", [0.3, 100.0])
+def test_the_plain_loop_and_ours_make_the_same_model(name, clip_norm):
+    workload = replace(small(name), clip_norm=clip_norm)
+    features, targets = alike(workload)
+    plain = loop.Federation(workload, features, targets)
+    before = plain.params.clone()
+    plain.run_round()
+    simulation, state = ours.federation(
+        workload, ours.our_model(workload.model), ours.people(features, targets), rounds=1
+    )
+    after = simulation.run_round(state).params
+    torch.testing.assert_close(state.params, before, rtol=0, atol=0)
+    torch.testing.assert_close(after, plain.params, rtol=0, atol=1e-5)
+    assert float((after - before).norm()) > 1e-2, "nothing was learned, so nothing was compared"
+
+
+def test_logistic_regression_written_out_is_what_autograd_does():
+    workload = small("logistic-50")
+    features, targets = alike(workload)
+    flat = loop.FlatModel(models.make_model("logistic"))
+    centre = flat.weights.clone()
+    loop.train(flat, centre, torch.from_numpy(features[0]), torch.from_numpy(targets[0]), workload)
+    start = [p.detach().numpy() for p in models.make_model("logistic").parameters()]
+    trained = logistic.train(start, features[0], targets[0], workload)
+    found = np.concatenate([array.reshape(-1) for array in trained])
+    np.testing.assert_allclose(found, flat.weights.numpy(), rtol=0, atol=1e-6)
+    assert float((flat.weights - centre).norm()) == pytest.approx(workload.clip_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lstm"])
+def test_the_peers_models_are_ours(name):
+    theirs, mine = models.make_model(name), ours.our_model(name)
+    assert Layout.of(theirs) == Layout.of(mine)
+    workload = next(w for w in WORKLOADS.values() if w.model == name)
+    features = torch.from_numpy(draw(replace(workload, clients=1))[0][0])
+    torch.testing.assert_close(theirs(features), mine(features), rtol=1e-4, atol=1e-5)
+
+
+def test_the_workloads_are_those_of_the_goals():
+    cohorts = {w.cohort for w in WORKLOADS.values() if w.model == "logistic"}
+    assert cohorts == {20, 50, 200, 1000}
+    dims = {w.model: Layout.of(models.make_model(w.model)).dim for w in WORKLOADS.values()}
+    assert dims["logistic"] == 7850
+    assert dims["mlp"] == pytest.approx(200_000, rel=0.01)
