@@ -110,7 +110,7 @@ def start(what: str) -> dict[str, Any]:
     """Seconds of a command line's help, and of an import as the importing program sees it."""
     if what == "--help":
         command = [Path(sys.executable).with_name("dpfedls"), "--help"]
-        return {"seconds": _seconds(lambda: subprocess.run(command, stdout=subprocess.DEVNULL))}
+        return {"seconds": _seconds(lambda: subprocess.check_output(command))}
     code = f"import time; began = time.perf_counter(); {what}; print(time.perf_counter() - began)"
     times = [subprocess.check_output([sys.executable, "-c", code]) for _ in range(ROUNDS)]
     return {"seconds": statistics.median(map(float, times))}
@@ -140,11 +140,13 @@ def main() -> None:
                 found = pool.apply(names[name], [value])
             lines.append({"case": name, "value": value} | found)
             print(f"{name:12} {value!s:26} " + "  ".join(map(_words, found.items())), flush=True)
-    if given.cases == [*names]:
-        path = RESULTS.with_name("scaling.json")
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"machine": about, "lines": lines}, indent=1) + "\n")
-        print(f"kept in {path.relative_to(ROOT)}")
+    if given.cases != [*names]:
+        print("not kept: only a whole run is a result")
+        return
+    path = RESULTS.with_name("scaling.json")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"machine": about, "lines": lines}, indent=1) + "\n")
+    print(f"kept in {path.relative_to(ROOT)}")
 
 
 def _start(workload: Workload, made: nn.Module) -> tuple[Simulation, ServerState]:

@@ -15,6 +15,7 @@ from dpfedls.parameters import Layout
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 
+import bench  # noqa: E402
 from runners import logistic, loop, models, ours  # noqa: E402
 from workloads import WORKLOADS, Workload, draw  # noqa: E402
 
@@ -76,3 +77,34 @@ def test_the_workloads_are_those_of_the_goals():
     dims = {w.model: Layout.of(models.make_model(w.model)).dim for w in WORKLOADS.values()}
     assert dims["logistic"] == 7850
     assert dims["mlp"] == pytest.approx(200_000, rel=0.01)
+
+
+def test_a_process_reports_its_start_each_round_and_its_memory():
+    run = bench._run(Path(sys.executable), "runners.loop", bench._ONE_THREAD, "logistic-20", 2)
+    assert len(run["rounds"]) == 2
+    assert run["first_round"] > max(run["rounds"]), "it holds the imports and a round"
+    data = np.prod((1000, 50, 784)) * 4 / 2**20
+    assert data < run["peak_mib"] < 20 * data
+
+
+def test_the_table_shows_each_system_at_its_best_setting():
+    def run(system, setting, repetition, *rounds):
+        head = {"workload": "w", "system": system, "setting": setting, "repetition": repetition}
+        return head | {"rounds": rounds, "first_round": 9.0, "peak_mib": 1.0}
+
+    lines = bench._summarise(
+        "w",
+        [
+            run(bench.OURS, "a", 0, 1.0, 2.0, 9.0),
+            run(bench.OURS, "b", 0, 3.0),
+            run("pfl", "c", 0, 50.0),
+            run("pfl", "d", 0, 8.0),
+            *(run(bench.OURS, "a", r, 2.0 + r) for r in (1, 2)),
+            *(run("pfl", "d", r, 8.0 + 4 * r) for r in (1, 2)),
+        ],
+    )
+    assert [(line["system"], line["setting"], line["round"]) for line in lines] == [
+        (bench.OURS, "a", 3.0),
+        ("pfl", "d", 12.0),
+    ]
+    assert [line["times_ours"] for line in lines] == [1.0, 4.0]

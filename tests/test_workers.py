@@ -82,9 +82,10 @@ def command(verb, what, folder, settings=()):
     return ["-m", "dpfedls", verb, str(what), *sets, *place, "--json"]
 
 
-def torchrun(*args):
+def launch(words, **variables):
     return subprocess.Popen(
-        [sys.executable, *TORCHRUN, *command(*args)],
+        [sys.executable, *words],
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -92,22 +93,18 @@ def torchrun(*args):
 
 
 def two_ranks(*args):
-    """Exit codes, what was printed and what was said by two processes without torchrun."""
+    """Two processes without torchrun around them: nobody ends one when the other fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *command(*args)],
-            env={**os.environ, **where, "WORLD_SIZE": "2", "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=120) for rank in ranks]
-    return [rank.returncode for rank in ranks], *map("".join, zip(*said, strict=True))
+        port = str(free.getsockname()[1])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    return [launch(command(*args), **where, RANK=str(rank)) for rank in range(2)]
+
+
+def ended(processes):
+    """Exit codes, and what all of them together printed and said."""
+    texts = [process.communicate(timeout=120) for process in processes]
+    return [process.returncode for process in processes], *map("".join, zip(*texts, strict=True))
 
 
 def same_model(one, other):
@@ -120,14 +117,12 @@ def alone(folder, settings):
     return folder
 
 
-@pytest.mark.parametrize(
-    "sampler", ['{ kind = "poisson", rate = 0.3 }', '{ kind = "fixed", cohort = 9 }']
-)
-def test_two_ranks_train_the_model_of_one(sampler, tmp_path):
-    settings = [*SMALL, f"plan.sampler={sampler}"]
-    process = torchrun("run", "synthetic", tmp_path / "two", settings)
-    printed, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+def test_two_ranks_train_the_model_of_one(tmp_path):
+    """With cohorts of a fixed size; the tests below do the same with Poisson sampling."""
+    settings = [*SMALL, 'plan.sampler={ kind = "fixed", cohort = 9 }']
+    words = command("run", "synthetic", tmp_path / "two", settings)
+    codes, printed, said = ended([launch([*TORCHRUN, *words])])
+    assert codes == [0], said
     assert json.loads(printed)["rounds"] == 8
     assert said.count("round 8/8") == 1
     assert same_model(tmp_path / "two", alone(tmp_path / "one", settings))
@@ -140,50 +135,65 @@ def uninterrupted(tmp_path_factory):
     return alone(tmp_path_factory.mktemp("runs") / "whole", LONG)
 
 
-def ranks_of(process):
-    """Process id by rank."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    variables = [Path(f"/proc/{child}/environ").read_bytes().split(b"\0") for child in children]
-    return {
-        int(next(v for v in found if v.startswith(b"RANK="))[5:]): int(child)
-        for child, found in zip(children, variables, strict=True)
-    }
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_killed_with_9_stops_the_run_in_words_and_the_run_goes_on(
-    victim, uninterrupted, tmp_path
-):
-    folder = tmp_path / "killed"
-    process = torchrun("run", "synthetic", folder, LONG)
+def wait_for_round_three(folder):
     deadline = time.monotonic() + 60
     while len(read_rounds(folder)) < 3 and time.monotonic() < deadline:
-        assert process.poll() is None
         time.sleep(0.01)
-    os.kill(ranks_of(process)[victim], signal.SIGKILL)
-    printed, said = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert printed == ""
+
+
+def check_complaint(said, victim, folder):
     complaints = [line for line in said.splitlines() if line.startswith("dpfedls: ")]
     assert len(complaints) == 1, said
     assert f"rank {victim} of 2 stopped answering after round " in complaints[0]
     assert complaints[0].endswith(f"-m dpfedls resume {folder}")
-    kept = len(read_rounds(folder))
-    assert 3 <= kept < 150
-    if victim == 0:
-        assert runs.resume(folder).summary["rounds"] == 150
-    else:
-        assert two_ranks("resume", folder, folder)[0] == [0, 0]
+    assert 3 <= len(read_rounds(folder)) < 150
+
+
+def check_nothing_lost(folder, uninterrupted):
     assert same_model(folder, uninterrupted)
     found = verify(folder)
     assert found["valid"], found["problems"]
     assert found["spent_epsilon"] == verify(uninterrupted)["spent_epsilon"]
 
 
+def pid_of_rank(rank, process):
+    """Among the children of torchrun."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    variable = f"RANK={rank}".encode()
+    (found,) = (
+        c for c in children if variable in Path(f"/proc/{c}/environ").read_bytes().split(b"\0")
+    )
+    return int(found)
+
+
+def test_a_rank_killed_under_torchrun_stops_the_run_and_two_ranks_go_on(uninterrupted, tmp_path):
+    folder = tmp_path / "killed"
+    process = launch([*TORCHRUN, *command("run", "synthetic", folder, LONG)])
+    wait_for_round_three(folder)
+    os.kill(pid_of_rank(1, process), signal.SIGKILL)
+    codes, printed, said = ended([process])
+    assert (codes, printed) == ([1], "")
+    check_complaint(said, 1, folder)
+    assert ended(two_ranks("resume", folder, folder))[0] == [0, 0]
+    check_nothing_lost(folder, uninterrupted)
+
+
+def test_the_leading_rank_killed_is_missed_too_and_one_process_goes_on(uninterrupted, tmp_path):
+    folder = tmp_path / "killed"
+    leader, helper = two_ranks("run", "synthetic", folder, LONG)
+    wait_for_round_three(folder)
+    leader.kill()
+    codes, _, said = ended([leader, helper])
+    assert codes == [-signal.SIGKILL, 1]
+    check_complaint(said, 0, folder)
+    runs.resume(folder)
+    check_nothing_lost(folder, uninterrupted)
+
+
 def test_a_budget_that_ends_the_run_ends_it_on_every_rank(tmp_path):
     budget = recipes.read("synthetic", SMALL).plan.epsilon(rounds=3)
     settings = [*SMALL, f"budget={budget}"]
-    codes, printed, said = two_ranks("run", "synthetic", tmp_path / "two", settings)
+    codes, printed, said = ended(two_ranks("run", "synthetic", tmp_path / "two", settings))
     assert codes == [3, 3]
     assert json.loads(printed)["rounds"] == 3
     assert said.count("privacy budget exhausted") == 1
@@ -192,7 +202,7 @@ def test_a_budget_that_ends_the_run_ends_it_on_every_rank(tmp_path):
 
 def test_wrong_input_is_said_once_and_ends_every_rank(tmp_path):
     settings = [*SMALL, "mode=deployed"]
-    codes, printed, said = two_ranks("run", "synthetic", tmp_path / "none", settings)
+    codes, printed, said = ended(two_ranks("run", "synthetic", tmp_path / "none", settings))
     assert codes == [2, 2]
     assert printed == ""
     assert said.count("run it in one process, without torchrun") == said.count("\n") == 1

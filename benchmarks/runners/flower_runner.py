@@ -10,14 +10,10 @@ import os
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # read when flwr is imported
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAvg,
-)
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.simulation import run_simulation
 from workloads import WORKLOADS
 
@@ -33,7 +29,11 @@ class Timed(DifferentialPrivacyServerSideFixedClipping):
 
     def aggregate_train(self, server_round, replies):
         """The last act of a round: there is no evaluation."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
+        answers = list(replies)
+        arrays, metrics = super().aggregate_train(server_round, answers)
+        if arrays is None or len(answers) != self.num_sampled_clients:
+            # Flower would go on, and a round without work is quick.
+            raise RuntimeError(f"{len(answers)} answers, or an error among them")
         self.rounds.done()
         return arrays, metrics
 
@@ -49,9 +49,11 @@ def main() -> None:
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
-        share = workload.cohort / workload.clients
         averaging = FedAvg(
-            fraction_train=share, fraction_evaluate=0.0, min_available_nodes=workload.clients
+            fraction_train=workload.cohort / workload.clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=workload.cohort,  # or the first cohort is a share of who is there yet
+            min_available_nodes=workload.clients,
         )
         strategy = Timed(averaging, workload.noise_multiplier, workload.clip_norm, workload.cohort)
         model = make_model(workload.model)

@@ -6,9 +6,11 @@ Read from /proc, so Linux only. Under torchrun the launcher belongs to the syste
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from workloads import WORKLOADS
@@ -60,11 +62,17 @@ def peak_mib() -> float:
 
     Pages that processes share count once for each.
     """
-    parents = {int(p.name): int(_stat(p.name)[1]) for p in Path("/proc").glob("[0-9]*")}
+    parents = dict(_parents())
     family = {_ROOT}
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
     return sum(map(_high_water_mark, family)) / 1024
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+            yield int(folder.name), int(_stat(folder.name)[1])
 
 
 def _stat(pid: int | str) -> list[str]:
@@ -73,8 +81,9 @@ def _stat(pid: int | str) -> list[str]:
 
 
 def _high_water_mark(pid: int) -> int:
-    """KiB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1])
-    return 0  # a kernel thread or a process that has just ended
+    """KiB; 0 of a process that has ended meanwhile."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1])
+    return 0

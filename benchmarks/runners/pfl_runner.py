@@ -69,10 +69,8 @@ def users(workload: Workload) -> FederatedDataset:
 
 def main() -> None:
     """Time the rounds of a workload."""
-    settings = parser()
-    settings.add_argument("--threads", type=int, default=1)
-    given = settings.parse_args()
-    torch.set_num_threads(given.threads)
+    given = parser().parse_args()
+    torch.set_num_threads(1)  # several processes are how pfl uses several cores
     np.random.seed(0)  # all processes must draw the same cohort
     workload = WORKLOADS[given.workload]
     rounds = Rounds(given.rounds or workload.rounds)

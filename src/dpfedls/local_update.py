@@ -283,7 +283,7 @@ def descend(
         for w, gradient, _ in own:
             w.mul_(keep).sub_(gradient, alpha=rate)
         if radius < math.inf:
-            project([w for w, _, _ in own], centre, radius, [g for _, g, _ in own])
+            project([w for w, _, _ in own], centre, radius)
     for w, _, _, r in parts:
         if r.dtype != w.dtype:  # otherwise they are the same memory
             r.copy_(w)
@@ -306,18 +306,14 @@ def computing_in(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def project(
-    weights: list[Tensor], centre: list[Tensor], radius: float, scratch: Sequence[Tensor] = ()
-) -> None:
+def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
     """Move each client's weights, in place, to the nearest point of the ball around the centre.
 
-    One row a client in each tensor; the distance runs over all tensors together. ``scratch`` is
-    memory of the weights' shapes that may be written to.
+    One row a client in each tensor; the distance runs over all tensors together.
     """
-    spare = scratch or [torch.empty_like(w) for w in weights]
     lengths = [
-        torch.linalg.vector_norm(torch.sub(w, c, out=s).view(len(w), -1), dim=1)
-        for w, c, s in zip(weights, centre, spare, strict=True)
+        torch.linalg.vector_norm((w - c).reshape(len(w), -1), dim=1)
+        for w, c in zip(weights, centre, strict=True)
     ]
     inside = (radius / torch.stack(lengths).norm(dim=0)).clamp(max=1.0)
     for w, c in zip(weights, centre, strict=True):

@@ -31,6 +31,7 @@ TINY = (
     "plan.rounds=3",
     "evaluate_every=1",
     "local.epochs=1",
+    "local.precision=float32",
 )
 
 

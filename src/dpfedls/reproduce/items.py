@@ -26,6 +26,7 @@ ITEMS = {
     ),
     "server-rates-lstm": ("server_rates:lstm", "best server rate of each method: Shakespeare"),
     "fourier": ("figures.fourier:make", "Fourier magnitudes of the aggregated update"),
+    "fourier-mnist": ("figures.fourier:mnist", "the same for logistic regression on MNIST"),
     "mnist-curves": ("figures.curves:mnist", "training curves: MNIST"),
     "svhn-curves": ("figures.curves:svhn", "training curves: CNN on the stand-in"),
     "shakespeare-curves": ("figures.curves:shakespeare", "training curves: Shakespeare"),

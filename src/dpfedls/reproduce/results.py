@@ -16,7 +16,7 @@ from dpfedls.reproduce.items import ITEMS
 PAGES = {
     "mnist": (
         "MNIST: logistic regression (Section 5.1)",
-        ("table2", "mnist-curves", "server-rates-mnist", "server-rates-demo"),
+        ("table2", "mnist-curves", "server-rates-mnist", "server-rates-demo", "fourier-mnist"),
     ),
     "cnn": (
         "CNN (Sections 5.2 and 5.4)",

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from string import ascii_lowercase
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,7 +88,9 @@ def publish(
     options.out.mkdir(parents=True, exist_ok=True)
     files = [options.out / f"{item}.{kind}" for kind in ("pdf", "png", "json", "md")]
     with style.context(["default", _STYLE]):  # whatever a matplotlibrc of the reader's says
-        figure = Figure(figsize=(WIDTH, height))
+        figure = Figure(figsize=(WIDTH, height + 0.25))
+        # On the picture too: it may be shown without its page, and a stand-in must say that it is.
+        figure.suptitle(fill(title, 95), x=0.01, ha="left", fontsize=8.5, fontweight="bold")
         draw(figure, data)
         figure.savefig(files[0], metadata={"CreationDate": None})
         figure.savefig(files[1], dpi=200)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpfedls.reproduce.cells import Cell, run_cells
 from dpfedls.reproduce.figures.lines import by_round, data_of, drawn, final, mean
-from dpfedls.reproduce.item import Item, Options
+from dpfedls.reproduce.item import Item, Options, wanted
 from dpfedls.reproduce.style import (
     DASHES,
     band,
@@ -118,7 +118,8 @@ def make(item: str, options: Options) -> Item:
     require_matplotlib()
     began = time.perf_counter()
     figure = FIGURES[item]
-    places = [(row, strength) for row in figure.rows for strength in figure.strengths]
+    every = [(row, strength) for row in figure.rows for strength in figure.strengths]
+    places = wanted(every, lambda place: (place[0].sampling, f"σ = {place[1]:g}"), options)
     runs = run_cells([_cell(row.cell, strength) for row, strength in places], options)
     lines = [
         {
@@ -136,7 +137,7 @@ def make(item: str, options: Options) -> Item:
         options,
         title=f"Training curves: {figure.model} on {data_of(runs)}",
         caption=_caption(lines, figure.paper, options.seeds),
-        height=3.9,
+        height=3.9 if len({row for row, _ in places}) > 1 else 2.3,
         draw=draw,
         data={"lines": lines},
         cells=[_last(line) for line in lines],
