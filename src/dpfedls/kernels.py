@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dpfedls.recurrence import positions
+
 _ELEMENTS = 1024  # a program of a pointwise kernel handles so many
 
 
@@ -65,7 +67,7 @@ def lstm_cell(
     driven: Tensor, hidden: Tensor, bias: Tensor, before: Tensor,
     gates: Tensor, cell: Tensor, state: Tensor,
 ) -> None:  # fmt: skip
-    """One position: gates, cell and state from what drives them; see ``recurrence``."""
+    """One position: gates, cell and state from what drives them."""
     clients, batch, width = cell.shape
     n = clients * batch * width
     _lstm_cell[(triton.cdiv(n, _ELEMENTS),)](
@@ -116,6 +118,35 @@ def lstm_cell_backward(
         n, batch, from_above.stride(0), gates.stride(0), cell.stride(0), before.stride(0),
         d_gates.stride(0), WIDTH=width, BLOCK=_ELEMENTS,
     )  # fmt: skip
+
+
+def lstm(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """States, activated gates and cells (in float32) of every position."""
+    clients, length, batch, _ = driven.shape
+    driven, bias, turned, wide = driven.contiguous(), bias.contiguous(), weight.mT, weight.shape[2]
+    gates = torch.empty_like(driven)
+    states = driven.new_empty(clients, length, batch, wide)
+    cells = driven.new_empty(clients, length, batch, wide, dtype=torch.float32)
+    hidden = driven.new_zeros(clients, batch, 4 * wide)
+    before, state = cells.new_zeros(clients, batch, wide), None
+    for drive, gate, cell, new in positions(driven, gates, cells, states):
+        if state is not None:
+            torch.bmm(state, turned, out=hidden)
+        lstm_cell(drive, hidden, bias, before, gate, cell, new)
+        before, state = cell, new
+    return states, gates, cells
+
+
+def lstm_backward(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) -> Tensor:
+    """The gradient of what drives the gates."""
+    d_gates, d_states = torch.empty_like(gates), d_states.contiguous()
+    d_cell, later = torch.zeros_like(cells[:, 0]), torch.zeros_like(d_states[:, 0])
+    befores = (torch.zeros_like(d_cell), *cells.unbind(dim=1)[:-1])
+    steps = zip(positions(d_states, gates, cells, d_gates), befores, strict=True)
+    for (above, gate, cell, d_gate), before in reversed(list(steps)):
+        lstm_cell_backward(above, later, d_cell, gate, cell, before, d_gate)
+        torch.bmm(d_gate, weight, out=later)
+    return d_gates
 
 
 # ── Convolution ──────────────────────────────────────────────────────────────────────────────────

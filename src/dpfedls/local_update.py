@@ -143,27 +143,25 @@ class VmappedUpdate(_Update):
     def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
         order, groups = schedule(self.local, self.data, clients, key)
         rows = [torch.from_numpy(group).to(params.device) for group in groups]
+        short = [[bool((g < 0).any()) for g in group.swapaxes(0, 1)] for group in groups]
         centre = list(self.layout.split(params).values())
         weights = [c.expand(len(clients), *c.shape).clone() for c in centre]
         rounded = [w.to(self.local.dtype) for w in weights]  # what the model computes with
+        radius = self.clip_norm if self.local.projection == "step" else math.inf
         for s in range(max((r.shape[1] for r in rows), default=0)):
             # Who has finished rests at the front, and is neither computed nor rounded again.
             batch = torch.cat([r[:, s] for r in rows if s < r.shape[1]])
-            padded = any((g[:, s] < 0).any() for g in groups if s < g.shape[1])
+            padded = any(steps[s] for steps in short if s < len(steps))
             first = len(clients) - len(batch)
-            gradients = self._gradients([r[first:] for r in rounded], batch, padded)
-            descend(
-                [w[first:] for w in weights],
-                [r[first:] for r in rounded],
-                gradients,
-                centre,
-                self.local.rate(round_),
-                self.local.weight_decay,
-                self.clip_norm if self.local.projection == "step" else math.inf,
-            )
+            training, computing = ([t[first:] for t in part] for part in (weights, rounded))
+            gradients = self._gradients(computing, batch, padded)
+            rate = self.local.rate(round_)
+            descend(training, computing, gradients, centre, rate, self.local.weight_decay, radius)
         updates = [(w - c).reshape(len(clients), -1) for w, c in zip(weights, centre, strict=True)]
-        places = torch.from_numpy(order).to(params.device)
         joined = torch.cat(updates, dim=1)
+        if (order[1:] > order[:-1]).all():  # clients of one size are in order already
+            return joined
+        places = torch.from_numpy(order).to(params.device)
         return torch.empty_like(joined).index_copy_(0, places, joined)
 
     def _gradients(self, weights: list[Tensor], batch: Tensor, padded: bool) -> tuple[Tensor, ...]:
@@ -214,13 +212,14 @@ class ThreadedUpdate:
         self.pool = ThreadPoolExecutor(threads)
 
     def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
-        count = len(self.updates)
+        enough = len(clients) * len(params) // _A_THREADS_WORTH
+        count = max(1, min(len(self.updates), enough))
         parts = [clients[k::count] for k in range(count)]  # sizes lie in order, so parts are alike
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             made = self.pool.map(
-                lambda update, part: update(params, part, round_, key), self.updates, parts
+                lambda update, part: update(params, part, round_, key), self.updates[:count], parts
             )
             updates = params.new_empty(len(clients), len(params))
             for k, part in enumerate(made):
@@ -228,6 +227,9 @@ class ThreadedUpdate:
         finally:
             torch.set_num_threads(before)
         return updates
+
+
+_A_THREADS_WORTH = 2**18  # coordinates; with fewer, threads wait for each other in Python
 
 
 class LoopedUpdate(_Update):
@@ -289,7 +291,7 @@ def descend(
             r.copy_(w)
 
 
-_CACHED = 2**19  # coordinates: two megabytes
+_CACHED = 2**20  # coordinates: four megabytes
 
 
 @contextmanager

@@ -7,6 +7,7 @@ gradients of the weights are one product over all positions.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,77 +31,77 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        clients, positions, batch, _ = driven.shape
-        wide, cell_step = weight.shape[2], _kernel("lstm_cell", driven) or _cell
-        driven, bias, turned = driven.contiguous(), bias.contiguous(), weight.mT
-        gates = torch.empty_like(driven)
-        states = driven.new_empty(clients, positions, batch, wide)
-        cells = driven.new_empty(clients, positions, batch, wide, dtype=torch.float32)
-        hidden = driven.new_zeros(clients, batch, 4 * wide)
-        before, state = cells.new_zeros(clients, batch, wide), None
-        steps = zip(*map(_positions, (driven, gates, cells, states)), strict=True)
-        for drive, gate, cell, new in steps:
-            if state is not None:
-                torch.bmm(state, turned, out=hidden)
-            cell_step(drive, hidden, bias, before, gate, cell, new)
-            before, state = cell, new
+        forward = _kernels().lstm if driven.is_cuda else _forward
+        states, gates, cells = forward(driven, weight, bias)
         ctx.save_for_backward(weight, states, gates, cells)
         return states
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, states, gates, cells = ctx.saved_tensors
-        clients, _, batch, wide = states.shape
-        cell_step = _kernel("lstm_cell_backward", states) or _cell_backward
-        d_gates, d_states = torch.empty_like(gates), d_outputs[0].contiguous()
-        d_cell = cells.new_zeros(clients, batch, wide)
-        later = states.new_zeros(clients, batch, wide)
-        befores = (torch.zeros_like(d_cell), *_positions(cells)[:-1])
-        steps = zip(*map(_positions, (d_states, gates, cells, d_gates)), befores, strict=True)
-        for above, gate, cell, d_gate, before in reversed(list(steps)):
-            cell_step(above, later, d_cell, gate, cell, before, d_gate)
-            torch.bmm(d_gate, weight, out=later)
+        backward = _kernels().lstm_backward if states.is_cuda else _backward
+        d_gates = backward(d_outputs[0], weight, gates, cells)
         d_weight = torch.bmm(d_gates[:, 1:].flatten(1, 2).mT, states[:, :-1].flatten(1, 2))
         return d_gates, d_weight, d_gates.sum(dim=(1, 2))
 
 
-def _positions(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.unbind(dim=1)
+def positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """(clients, positions, …) tensors position by position, as views."""
+    return zip(*(tensor.unbind(dim=1) for tensor in tensors), strict=True)
 
 
-def _cell(
-    driven: Tensor, hidden: Tensor, bias: Tensor, before: Tensor,
-    gates: Tensor, cell: Tensor, state: Tensor,
-) -> None:  # fmt: skip
-    wide = cell.shape[-1]
-    torch.add(driven, hidden, out=gates)
-    gates += bias[:, None]
-    gates[..., : 2 * wide].sigmoid_()
-    gates[..., 2 * wide : 3 * wide].tanh_()
-    gates[..., 3 * wide :].sigmoid_()
-    i, f, g, o = gates.chunk(4, dim=-1)
-    torch.mul(f, before, out=cell).addcmul_(i, g)
-    torch.mul(o, cell.tanh(), out=state)
+def _forward(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """States, activated gates and cells of every position."""
+    clients, length, batch, _ = driven.shape
+    wide, turned = weight.shape[2], weight.mT
+    gates = driven + bias[:, None, None]
+    states, cells = (driven.new_empty(clients, length, batch, wide) for _ in range(2))
+    squashed = driven.new_empty(clients, batch, wide)
+    before = state = None
+    for gate, cell, new in positions(gates, cells, states):
+        if state is not None:
+            gate.baddbmm_(state, turned)
+        gate[..., : 2 * wide].sigmoid_()
+        gate[..., 2 * wide : 3 * wide].tanh_()
+        gate[..., 3 * wide :].sigmoid_()
+        i, f, g, o = gate.chunk(4, dim=-1)
+        torch.mul(i, g, out=cell)
+        if before is not None:
+            cell.addcmul_(f, before)
+        torch.mul(o, torch.tanh(cell, out=squashed), out=new)
+        before, state = cell, new
+    return states, gates, cells
 
 
-def _cell_backward(
-    from_above: Tensor, from_later: Tensor, d_cell: Tensor,
-    gates: Tensor, cell: Tensor, before: Tensor, d_gates: Tensor,
-) -> None:  # fmt: skip
-    i, f, g, o = gates.chunk(4, dim=-1)
-    d_i, d_f, d_g, d_o = d_gates.chunk(4, dim=-1)
-    d_state, squashed = from_above + from_later, cell.tanh()
-    torch.mul(d_state, squashed, out=d_o).mul_(o - o * o)
-    d_cell.addcmul_(d_state * o, 1 - squashed * squashed)
-    torch.mul(d_cell, g, out=d_i).mul_(i - i * i)
-    torch.mul(d_cell, before, out=d_f).mul_(f - f * f)
-    torch.mul(d_cell, i, out=d_g).mul_(1 - g * g)
-    d_cell.mul_(f)
+def _backward(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) -> Tensor:
+    """The gradient of what drives the gates.
+
+    All that does not depend on later positions is made for every position at once; walking back,
+    a position then takes six operations.
+    """
+    clients, length, batch, wide = cells.shape
+    i, f, g, o = gates.view(clients, length, batch, 4, wide).unbind(dim=3)
+    squashed = cells.tanh()
+    through = o * (1 - squashed * squashed)  # from a state to its cell
+    # From a cell to its first three gates, from a state to the last.
+    slopes = torch.empty_like(gates).view(clients, length, batch, 4, wide)
+    torch.mul(g, i - i * i, out=slopes[..., 0, :])
+    slopes[:, 0, :, 1] = 0.0
+    torch.mul(cells[:, :-1], (f - f * f)[:, 1:], out=slopes[:, 1:, :, 1])
+    torch.mul(i, 1 - g * g, out=slopes[..., 2, :])
+    torch.mul(squashed, o - o * o, out=slopes[..., 3, :])
+    d_cell, later = (cells.new_zeros(clients, batch, wide) for _ in range(2))
+    for above, via, slope, forget in reversed(list(positions(d_states, through, slopes, f))):
+        later += above
+        d_cell.addcmul_(later, via)
+        slope[..., 3, :] *= later
+        slope[..., :3, :] *= d_cell.unsqueeze(-2)
+        d_cell *= forget
+        torch.bmm(slope.view(clients, batch, 4 * wide), weight, out=later)
+    return slopes.view_as(gates)
 
 
-def _kernel(name: str, tensor: Tensor) -> Any:
-    if not tensor.is_cuda:
-        return None
+def _kernels() -> Any:
     from dpfedls import kernels
 
-    return getattr(kernels, name)
+    return kernels

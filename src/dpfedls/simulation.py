@@ -22,7 +22,14 @@ from dpfedls.clipping import clip
 from dpfedls.denoising import Denoiser, Identity
 from dpfedls.errors import InputError, require_positive
 from dpfedls.evaluation import evaluate
-from dpfedls.local_update import LocalSGD, LocalUpdate, Loss, VmappedUpdate, cross_entropy
+from dpfedls.local_update import (
+    LocalSGD,
+    LocalUpdate,
+    Loss,
+    ThreadedUpdate,
+    VmappedUpdate,
+    cross_entropy,
+)
 from dpfedls.modules import check_model, check_samples
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
@@ -178,6 +185,9 @@ def federate(
         block_size = max(1, _BLOCK_COORDINATES[data.targets.device.type] // server.layout.dim)
     require_positive("block_size", block_size, "it is how many clients train at once")
     update = VmappedUpdate(model, loss, server.layout, data, local, plan.clip_norm)
+    threads = torch.get_num_threads() if data.targets.device.type == "cpu" else 1
+    if threads > 1:
+        update, block_size = ThreadedUpdate(update, threads), threads * block_size
     return Simulation(data, update, server, streams, block_size)
 
 

@@ -30,7 +30,6 @@ def demo(
 
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}; use 5 for a fair comparison")
-    _one_thread()
     folder = new_folder(out, "demo")
     cells = len(STRENGTHS) * seeds
     with progress(cells, "cell") as advance:
@@ -67,7 +66,6 @@ def run(
     settings = list(set_ or [])
     settings += [] if seed is None else [f"seed={seed}"]
     settings += [] if device is None else [f'device="{device}"']
-    _one_thread()
     with find_workers() as workers:
         if workers.rank > 0:
             assist(workers)
@@ -89,7 +87,6 @@ def resume(
     from dpfedls.experiments.run import resume as go_on
     from dpfedls.workers import find_workers
 
-    _one_thread()
     with find_workers() as workers:
         if workers.rank > 0:
             assist(workers)
@@ -135,13 +132,6 @@ def doctor(json: Json = False) -> None:
     answer(found, json, "\n".join(lines))
     if not found["ok"]:
         raise typer.Exit(1)
-
-
-def _one_thread() -> None:
-    """Blocks of small models lose more to threads waiting for each other than they gain."""
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def new_folder(out: Path | None, name: str) -> Path:

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dpfedls import local_update
+from dpfedls.clients import ClientData
+from dpfedls.local_update import LocalSGD, ThreadedUpdate, VmappedUpdate, cross_entropy
+from dpfedls.parameters import Layout
+
+
+@pytest.fixture
+def update() -> VmappedUpdate:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    sizes = np.array([4, 9, 1, 7, 7, 2, 12])
+    data = ClientData(torch.randn(42, 6), torch.randint(3, (42,)), np.cumsum(sizes) - sizes, sizes)
+    local = LocalSGD(epochs=2, batch_size=3, learning_rate=0.5)
+    return VmappedUpdate(model, cross_entropy, Layout.of(model), data, local, 0.4)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 9])
+def test_threads_change_nothing_but_time(update, threads, monkeypatch):
+    monkeypatch.setattr(local_update, "_A_THREADS_WORTH", 1)
+    params, clients = update.layout.read(update.model), np.array([5, 0, 3, 4, 6, 1])
+    before = torch.get_num_threads()
+    found = ThreadedUpdate(update, threads)(params, clients, 0, 7)
+    torch.testing.assert_close(found, update(params, clients, 0, 7), atol=1e-6, rtol=0)
+    assert torch.get_num_threads() == before
+
+
+def test_little_work_stays_in_one_thread(update):
+    params, clients = update.layout.read(update.model), np.arange(7)
+    threaded = ThreadedUpdate(update, 4)
+    threaded.updates[1:] = [None] * 3  # nobody else is asked
+    assert torch.equal(threaded(params, clients, 0, 7), update(params, clients, 0, 7))
