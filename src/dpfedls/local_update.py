@@ -213,7 +213,7 @@ class ThreadedUpdate:
 
     def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
         enough = len(clients) * len(params) // _A_THREADS_WORTH
-        count = max(1, min(len(self.updates), enough))
+        count = max(1, min(len(self.updates), len(clients), enough))
         parts = [clients[k::count] for k in range(count)]  # sizes lie in order, so parts are alike
         before = torch.get_num_threads()
         torch.set_num_threads(1)
