@@ -29,6 +29,7 @@ from workloads import WORKLOADS, Workload, draw
 from dpfedls import ClientData, LocalSGD
 from dpfedls.experiments.folder import RunFolder
 from dpfedls.experiments.recipe import Recipe
+from dpfedls.local_update import schedule
 from dpfedls.server import ServerState
 from dpfedls.simulation import Simulation
 from dpfedls.tasks.models import cnn, logistic_regression, mlp
@@ -63,6 +64,18 @@ def model(hidden: int) -> dict[str, Any]:
     made = mlp(784, hidden, 10) if hidden else logistic_regression(784, 10)
     simulation, state = _start(workload, made)
     return {"parameters": simulation.server.layout.dim} | _rounds(simulation, state)
+
+
+def ragged(orders: float) -> dict[str, Any]:
+    """Clients whose sizes spread evenly over so many orders of magnitude: how little is padding."""
+    sizes = (10 ** np.random.default_rng(0).uniform(1, 1 + orders, 200)).astype(np.int64)
+    rows, starts = int(sizes.sum()), np.cumsum(sizes) - sizes
+    nothing = torch.zeros(1, dtype=torch.long).expand(rows)
+    data = ClientData(nothing, nothing, starts, sizes)
+    _, groups = schedule(LocalSGD(epochs=5, batch_size=50), data, np.arange(200), 0)
+    computed = sum(group.size for group in groups)
+    real = sum(int((group >= 0).sum()) for group in groups)
+    return {"largest_over_smallest": int(sizes.max() // sizes.min()), "real_share": real / computed}
 
 
 def server_step(width: float) -> dict[str, Any]:
@@ -120,6 +133,7 @@ CASES: dict[Callable[[Any], dict[str, Any]], list[Any]] = {
     population: [10**3, 10**4, 10**5, 10**6],
     cohort: [20, 50, 200, 1000],
     model: [0, 100, 252, 1258, 4316],  # 7,850 parameters to 3.4 million
+    ragged: [1.0, 2.0, 3.0],
     server_step: [1.0],
     keeping: ["logistic-50", "cnn"],
     start: ["--help", "import dpfedls", "import dpfedls.simulation"],

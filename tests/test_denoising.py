@@ -165,3 +165,16 @@ def test_noise_variance_falls_by_the_effective_dimension():
     noise = torch.randn(1000, dim, generator=torch.Generator().manual_seed(3))
     left = sum(float(smooth(row, strength).double().square().sum()) for row in noise) / 1000
     assert left == pytest.approx(effective_dimension(dim, strength, power=2), rel=7e-3)
+
+
+@pytest.mark.parametrize("strength", [1e-6, 0.1, 1.0, 3.0, 100.0, 1e4, 1e8])
+@pytest.mark.parametrize("dim", [2, 3, 5, 64, 1009])
+def test_passes_round_the_ring_equal_the_fourier_transform(dim, strength):
+    rng = torch.Generator().manual_seed(dim)
+    ring = torch.randn(dim, generator=rng, dtype=torch.float64)
+    k = torch.arange(dim // 2 + 1, dtype=torch.float64)
+    gains = 1 / (1 + 4 * strength * torch.sin(math.pi * k / dim) ** 2)
+    expected = torch.fft.irfft(torch.fft.rfft(ring) * gains, n=dim)
+    scale = expected.abs().max()
+    assert (smooth(ring, strength) - expected).abs().max() < 1e-12 * scale
+    assert (smooth(ring.float(), strength) - expected).abs().max() < 2e-6 * scale

@@ -6,9 +6,8 @@ and Wang 2018); both need the noise level, which a release carries.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -37,7 +36,7 @@ class Identity(Component, frozen=True, tag="identity"):
 
 
 class LaplacianSmoothing(Component, frozen=True, tag="laplacian"):
-    """Solve (I + strength · L) y = x on a ring, by FFT (Algorithm 1, Eq. (*)).
+    """Solve (I + strength · L) y = x on a ring (Algorithm 1, Eq. (*)).
 
     ``scope`` is the ring: each tensor by itself, as in the experiments of the paper, or the whole
     model as one vector, as in its theory. ``order`` says how convolution kernels are laid along
@@ -105,22 +104,39 @@ def smooth(tensor: Tensor, strength: float) -> Tensor:
     require_not_negative("strength", strength, "0 switches smoothing off")
     if strength == 0 or tensor.numel() < 2:  # a ring of one has no neighbours to be smooth with
         return tensor.clone()
-    working = tensor if tensor.dtype == torch.float64 else tensor.float()
-    gains = _gains(tensor.numel(), strength, working.dtype, tensor.device)
-    spectrum = torch.fft.rfft(working.reshape(-1)).mul_(gains)
-    ring = torch.fft.irfft(spectrum, n=tensor.numel())
-    return ring.view(tensor.shape).to(tensor.dtype)
+    ring = tensor.reshape(-1).to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+    pole, scale = _factors(strength)
+    spare = torch.empty_like(ring)
+    for direction in (1, -1):
+        for factor, shift in _doublings(pole, torch.finfo(ring.dtype).eps):
+            ring, spare = _add_shifted(ring, factor, direction * shift, spare), ring
+    return ring.div_(scale).view(tensor.shape).to(tensor.dtype)
 
 
-def _eigenvalues(k: Tensor, dim: int, strength: float) -> Tensor:
-    # Of I + strength · L on a ring: 1 + 2s(1 − cos(2πk/d)), written so that small k is exact.
-    return 1 + 4 * strength * torch.sin(math.pi * k / dim).square()
+def _factors(strength: float) -> tuple[float, float]:
+    """p and c of 1 + 2s − s(S + S⁻¹) = c (1 − pS)(1 − pS⁻¹), S a step along the ring.
+
+    So the inverse is two recursions of first order, one each way round; 0 < p < 1.
+    """
+    root = math.sqrt(1 + 4 * strength)
+    return 2 * strength / (1 + 2 * strength + root), (1 + 2 * strength + root) / 2
 
 
-@functools.lru_cache(maxsize=64)  # a model has few distinct sizes; a run asks every round
-def _gains(dim: int, strength: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    k = torch.arange(dim // 2 + 1, dtype=torch.float64)
-    return _eigenvalues(k, dim, strength).reciprocal().to(device, dtype)
+def _doublings(pole: float, least: float) -> Iterator[tuple[float, int]]:
+    """Factors of 1/(1 − pS) = (1 + pS)(1 + p²S²)(1 + p⁴S⁴)… until they change nothing."""
+    factor, shift = pole, 1
+    # What is left out of the product is below the rounding of what is in it.
+    while factor > least * (1 - pole):
+        yield factor, shift
+        factor, shift = factor * factor, 2 * shift
+
+
+def _add_shifted(ring: Tensor, factor: float, shift: int, out: Tensor) -> Tensor:
+    """``ring + factor · (ring moved along by shift)`` into ``out``."""
+    shift %= len(ring)
+    torch.add(ring[shift:], ring[: len(ring) - shift], alpha=factor, out=out[shift:])
+    torch.add(ring[:shift], ring[len(ring) - shift :], alpha=factor, out=out[:shift])
+    return out
 
 
 def _each_tensor(release: Release, denoise: Callable[[Tensor], Tensor]) -> Vector:

@@ -12,6 +12,7 @@ from dpfedls.clients import as_input
 from dpfedls.errors import InputError
 
 _RECURRENT = (nn.RNNBase,)
+_ROWS = 2**14
 _DROPOUT = (nn.modules.dropout._DropoutNd,)
 
 
@@ -87,7 +88,8 @@ def check_samples(
                 f"{where} has features of {features.dtype}, but models are float32; convert them "
                 "with x.float()"
             )
-        broken = ~torch.isfinite(features).flatten(1).all(dim=1)
+        parts = features.split(_ROWS)  # not all at once: the data may be most of the memory
+        broken = torch.cat([~torch.isfinite(part).flatten(1).all(dim=1) for part in parts])
         if broken.any():
             raise InputError(
                 f"{where} has {int(broken.sum())} samples with NaN or infinite features, the first "
