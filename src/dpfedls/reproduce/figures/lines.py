@@ -11,6 +11,7 @@ from dpfedls.reproduce.cells import Run
 
 # What a task's data are called in a title; other tasks go by their own name.
 DATA = {
+    "mnist5k-logistic": "5,000 MNIST images",
     "mnist-logistic": "MNIST",
     "shakespeare-lstm": "Shakespeare",
     "street-digits-attack": "generated street digits, a stand-in for SVHN: NOT SVHN",
