@@ -49,7 +49,14 @@ _ONE_THREAD = Setting("1 thread", options=("--threads", "1"))
 _PROCESSES = ("-m", "torch.distributed.run", "--nproc-per-node", str(CORES))
 OURS = "dpfedls"
 SYSTEMS = {
-    OURS: System("runners.ours", (Setting("as it comes"), _ONE_THREAD)),
+    OURS: System(
+        "runners.ours",
+        (
+            Setting("as it comes"),
+            _ONE_THREAD,
+            Setting(f"{CORES} processes", launcher=_PROCESSES),
+        ),
+    ),
     "loop": System(
         "runners.loop",
         (_ONE_THREAD, Setting(f"{CORES} threads", options=("--threads", str(CORES)))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from dpfedls.randomness import SeededStreams
 from dpfedls.server import Server, ServerState
 from dpfedls.simulation import Simulation, federate
 from dpfedls.tasks import models
+from dpfedls.workers import find_workers
 from runners.measure import Rounds, parser
 from runners.models import make_model
 
@@ -77,8 +80,10 @@ def main() -> None:
     rounds = Rounds(given.rounds or workload.rounds)
     model, data = our_model(workload.model), people(*draw(workload))
     simulation, state = federation(workload, model, data, rounds.total)
-    for _ in simulation.run(state):
-        rounds.done()
+    with find_workers() as workers:  # alone, or under torchrun
+        for _ in replace(simulation, workers=workers).run(state):
+            if workers.rank == 0:
+                rounds.done()
 
 
 if __name__ == "__main__":

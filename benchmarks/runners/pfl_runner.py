@@ -102,6 +102,9 @@ def main() -> None:
         callbacks=[Timer(rounds)],
         send_metrics_to_platform=False,
     )
+    if torch.distributed.is_initialized():  # or one process may abort while the other leaves
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
