@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from dpfedls.batching import client_layers
 from dpfedls.chains import chain_of
 from dpfedls.clients import ClientData
-from dpfedls.local_update import LocalSGD, VmappedUpdate, cross_entropy
+from dpfedls.local_update import LocalSGD, LoopedUpdate, VmappedUpdate, cross_entropy
 from dpfedls.parameters import Layout
 from dpfedls.recurrence import recurrence
 from dpfedls.tasks.models import CharacterLSTM, Standardise, cnn
@@ -30,6 +30,11 @@ CHAINS = {
         lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 5), nn.GELU()), nn.Linear(5, 3)),
         (6,),
     ),
+    "in place": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
+        (6,),
+    ),
+    "one activation twice": (lambda: activated_twice(nn.Tanh()), (6,)),
     "convolutions": (lambda: cnn(1 / 16), (3, 32, 32)),
     "strided": (
         lambda: nn.Sequential(
@@ -46,6 +51,10 @@ CHAINS = {
         (1, 4, 4),
     ),
 }
+
+
+def activated_twice(act: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), act, nn.Linear(5, 4), act, nn.Linear(4, 3))
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -82,6 +91,22 @@ class Doubled(nn.Linear):
         return 2 * super().forward(inputs)
 
 
+class Centred(nn.Identity):
+    """Along the first dimension, which in a chain would be the clients."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return input - input.mean(dim=0)
+
+
+class Gain(nn.ReLU):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return self.gain * super().forward(input)
+
+
 def with_a_hook() -> nn.Module:
     layer = nn.Linear(6, 3)
     layer.register_forward_hook(lambda module, args, output: 2 * output)
@@ -100,10 +125,18 @@ def tied() -> nn.Module:
     return nn.Sequential(first, second)
 
 
+def one_layer_twice() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
 @pytest.mark.parametrize(
     "model",
     [
         Doubled(6, 3),
+        nn.Sequential(Centred(), nn.Linear(6, 3)),
+        nn.Sequential(nn.Linear(6, 3), Gain()),
+        one_layer_twice(),
         with_a_hook(),
         with_a_frozen_bias(),
         tied(),
@@ -127,7 +160,10 @@ class Residual(nn.Module):
         self.inner, self.shared = nn.Linear(6, 6), torch.randn(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(nn.functional.linear(x, self.shared)).relu()
+        shared = nn.functional.linear(input=x, weight=self.shared)
+        return (
+            x + torch.relu_(self.inner(shared)) + nn.functional.linear(x, self.shared[0])[:, None]
+        )
 
 
 @pytest.mark.parametrize("named", ["residual", "lstm"])
@@ -160,6 +196,19 @@ def test_cross_entropy_with_options_goes_its_usual_way():
         torch.testing.assert_close(found, expected)
 
 
+def test_a_label_that_does_not_count():
+    scores = torch.randn(CLIENTS, BATCH, 5, requires_grad=True)
+    labels = torch.randint(5, (CLIENTS, BATCH))
+    labels[1, 2] = -100
+    loss = lambda s, y: nn.functional.cross_entropy(s, y, reduction="none")  # noqa: E731
+    with client_layers():
+        found = vmap(loss)(scores, labels)
+    expected = torch.stack([loss(*pair) for pair in zip(scores, labels, strict=True)])
+    torch.testing.assert_close(found, expected)
+    ours, theirs = (torch.autograd.grad(part.sum(), scores)[0] for part in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_recurrence_is_torchs_lstm():
     torch.manual_seed(0)
     theirs = nn.LSTM(6, 5)
@@ -175,6 +224,44 @@ def test_recurrence_is_torchs_lstm():
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+class Normed(nn.Module):
+    """Cannot take a sample of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x / x.norm(dim=1, keepdim=True))
+
+
+class HalfFrozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed, self.layer = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.fixed.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.fixed(x))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("make", [Normed, HalfFrozen])
+def test_short_batches_and_frozen_layers_train_like_their_twin(make, precision):
+    torch.manual_seed(0)
+    model, sizes = make(), np.array([7, 4, 2])
+    data = ClientData(torch.randn(13, 6), torch.randint(3, (13,)), np.cumsum(sizes) - sizes, sizes)
+    layout = Layout.of(model)
+    local = LocalSGD(epochs=2, batch_size=4, learning_rate=0.5, precision=precision)
+    made, twin = (
+        kind(model, cross_entropy, layout, data, local, 0.4)(layout.read(model), np.arange(3), 0, 7)
+        for kind in (VmappedUpdate, LoopedUpdate)
+    )
+    assert twin.isfinite().all()
+    room = 1e-6 if precision == "float32" else 0.02
+    torch.testing.assert_close(made, twin, atol=room, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["nested", "convolutions", "lstm"])

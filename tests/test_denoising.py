@@ -178,3 +178,12 @@ def test_passes_round_the_ring_equal_the_fourier_transform(dim, strength):
     scale = expected.abs().max()
     assert (smooth(ring, strength) - expected).abs().max() < 1e-12 * scale
     assert (smooth(ring.float(), strength) - expected).abs().max() < 2e-6 * scale
+
+
+def test_any_strength_ends_and_an_absurd_one_is_refused():
+    ring = torch.randn(50, dtype=torch.float64) + 3
+    assert smooth(ring, 1e12).sum() == pytest.approx(float(ring.sum()), rel=1e-9)
+    for strength in (1e13, 1e300):
+        with pytest.raises(InputError, match="at most"):
+            smooth(ring, strength)
+    assert smooth(torch.nn.Parameter(torch.randn(5)), 1.0).requires_grad is False

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfedls import local_update
+from dpfedls import PoissonSampling, PrivacyPlan, local_update, train
 from dpfedls.clients import ClientData
 from dpfedls.local_update import LocalSGD, ThreadedUpdate, VmappedUpdate, cross_entropy
 from dpfedls.parameters import Layout
@@ -35,3 +35,26 @@ def test_little_work_stays_in_one_thread(update):
     threaded = ThreadedUpdate(update, 4)
     threaded.updates[1:] = [None] * 3  # nobody else is asked
     assert torch.equal(threaded(params, clients, 0, 7), update(params, clients, 0, 7))
+
+
+def test_a_simulation_on_two_threads_is_the_same_simulation(monkeypatch):
+    monkeypatch.setattr(local_update, "_A_THREADS_WORTH", 1)
+    clients = [(torch.randn(5, 6), torch.randint(3, (5,))) for _ in range(20)]
+    plan = PrivacyPlan(
+        sampler=PoissonSampling(rate=0.5), num_clients=20, rounds=3, clip_norm=0.3,
+        noise_multiplier=1.0,
+    )  # fmt: skip
+    model, local = torch.nn.Linear(6, 3), LocalSGD(epochs=2, batch_size=2)
+    before, models = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for block_size in (None, 1, 3):
+                made = train(
+                    model=model, clients=clients, plan=plan, local=local, block_size=block_size
+                )
+                models.append(made.model.weight.detach())
+    finally:
+        torch.set_num_threads(before)
+    for other in models[1:]:
+        torch.testing.assert_close(other, models[0], atol=1e-6, rtol=0)

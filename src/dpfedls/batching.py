@@ -9,6 +9,7 @@ only the time differs. No operation here adds across the first dimension, the cl
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class client_layers(TorchFunctionMode):  # noqa: N801 - used in a with statement
         chosen = _FASTER[func](*args, **(kwargs or {})) if func in _FASTER else None
         if chosen is None:
             return func(*args, **(kwargs or {}))
-        return _OfClients.apply(func, *chosen)
+        return _OfClients.apply(partial(func, *args, **(kwargs or {})), *chosen)
 
 
 class _OfClients(torch.autograd.Function):
@@ -36,7 +37,7 @@ class _OfClients(torch.autograd.Function):
 
     @staticmethod
     def forward(plain: Any, many: Any, *inputs: Any) -> Any:
-        return plain(*inputs)  # nothing here is a client's own, so nothing here is trained
+        return plain()  # nothing here is a client's own, so nothing here is trained
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -59,32 +60,35 @@ class _OfClients(torch.autograd.Function):
 # What to do instead of a function, given its arguments: an operation and its inputs, or None.
 
 
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    return Linear, inputs, weight, bias
+# Their parameters have torch's names, since they may be given by name.
 
 
-def _cross_entropy(scores: Tensor, labels: Tensor, **options: Any) -> Any:
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
+    return (Linear, input, weight, bias) if weight.dim() == 2 else None
+
+
+def _cross_entropy(input: Tensor, target: Tensor, **options: Any) -> Any:  # noqa: A002
     usual = {"weight": None, "ignore_index": -100, "reduction": "none", "label_smoothing": 0.0}
     named = {key: value for key, value in options.items() if key in usual}
-    if named == usual and scores.dim() == 2 and not labels.is_floating_point():
-        return CrossEntropy, scores, labels
+    if named == usual and input.dim() == 2 and not target.is_floating_point():
+        return CrossEntropy, input, target
     return None
 
 
 def _conv2d(
-    images: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,  # noqa: A002
     padding: Any = 0, dilation: Any = 1, groups: int = 1,
 ) -> Any:  # fmt: skip
     plain = groups == 1 and stride in (1, (1, 1)) and dilation in (1, (1, 1))
-    if plain and isinstance(padding, tuple) and on_tensor_cores(images):
-        return Convolution, images, weight, bias, padding
+    if plain and isinstance(padding, tuple) and on_tensor_cores(input):
+        return Convolution, input, weight, bias, padding
     return None
 
 
-def _max_pool2d(images: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Any:
+def _max_pool2d(input: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Any:  # noqa: A002
     usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    if usual | options == usual and tiles(images, kernel_size, stride) and on_tensor_cores(images):
-        return MaxPool, images, kernel_size
+    if usual | options == usual and tiles(input, kernel_size, stride) and on_tensor_cores(input):
+        return MaxPool, input, kernel_size
     return None
 
 
@@ -94,7 +98,7 @@ def _recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Any:
 
 def tiles(images: Tensor, size: Any, stride: Any) -> bool:
     """Whether windows of this size lie side by side and cover the images exactly."""
-    alike = isinstance(size, int) and stride in (None, size)
+    alike = isinstance(size, int) and size <= 16 and stride in (None, size)  # places are bytes
     return alike and images.shape[-1] % size == 0 == images.shape[-2] % size
 
 
@@ -121,7 +125,12 @@ class Linear(torch.autograd.Function):
         ctx.has_bias = bias is not None
         rows, turned = _rows(inputs), weight.mT
         out = rows.bmm(turned) if bias is None else torch.baddbmm(bias[:, None], rows, turned)
-        return out.view(*inputs.shape[:-1], -1)
+        # Not a view: the layer after this one may write in place.
+        return (
+            out
+            if inputs.dim() == 3
+            else torch.ops.aten._unsafe_view(out, [*inputs.shape[:-1], weight.shape[1]])
+        )
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -142,18 +151,23 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor) -> Tensor:
-        logarithms = scores.log_softmax(dim=-1)
-        ctx.save_for_backward(labels, logarithms)
-        return logarithms.gather(-1, labels[..., None]).squeeze(-1).neg_()
+        logarithms, counted = scores.log_softmax(dim=-1), labels != _IGNORED
+        ctx.save_for_backward(labels, logarithms, counted)
+        chosen = logarithms.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
+        return -chosen * counted
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
-        (labels, logarithms), d_losses = ctx.saved_tensors, d_outputs[0][..., None]
+        labels, logarithms, counted = ctx.saved_tensors
+        d_losses = (d_outputs[0] * counted)[..., None]
         slopes = logarithms.exp().mul_(d_losses)
-        return slopes.scatter_add_(-1, labels[..., None], -d_losses), None
+        return slopes.scatter_add_(-1, labels.clamp(min=0)[..., None], -d_losses), None
 
 
-class Convolution(torch.autograd.Function):
+_IGNORED = -100  # torch's label for a sample that does not count
+
+
+class Convolution(torch.autograd.Function):  # pragma: no cover - GPU, tests/test_kernels.py
     """(n, b, c, h, w) and (n, o, c, ky, kx) to (n, b, o, h', w'), computed with channels last."""
 
     @staticmethod
@@ -165,7 +179,7 @@ class Convolution(torch.autograd.Function):
         ctx.save_for_backward(images, weight)
         ctx.padding, ctx.has_bias = padding, bias is not None
         patches, kernels, padding = _as_patches(images, weight, padding)
-        return convolve(patches, kernels, bias, padding).permute(0, 1, 4, 2, 3)
+        return convolve(patches, kernels, bias, padding)
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -178,7 +192,7 @@ class Convolution(torch.autograd.Function):
             # The input's gradient is a convolution too, with the kernels turned round.
             turned = weight.flip(-2, -1).permute(0, 3, 4, 1, 2).contiguous()
             rest = (side_y - 1 - ctx.padding[0], side_x - 1 - ctx.padding[1])
-            d_images = convolve(d_out, turned, None, rest).permute(0, 1, 4, 2, 3)
+            d_images = convolve(d_out, turned, None, rest)
         patches, kernels, padding = _as_patches(images, weight, ctx.padding)
         d_kernels = correlate(patches, d_out, (kernels.shape[1], kernels.shape[2]), padding)
         d_kernels = d_kernels.view(clients, side_y, side_x, -1, outputs)[..., :channels, :]
@@ -211,7 +225,7 @@ def _as_patches(
 _FEW = 16
 
 
-class MaxPool(torch.autograd.Function):
+class MaxPool(torch.autograd.Function):  # pragma: no cover - GPU, tests/test_kernels.py
     """The largest of each tile of (n, b, c, h, w)."""
 
     @staticmethod

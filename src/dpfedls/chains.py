@@ -7,6 +7,7 @@ tensors led by the clients. Nothing here adds across clients, and tests hold it 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -38,15 +39,22 @@ def chain_of(model: nn.Module, layout: Layout) -> Chain | None:
 
 def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str]]:
     if type(module) is nn.Sequential and not _hooked(module):
-        for name, child in module.named_children():
-            yield from _leaves(child, f"{prefix}{name}.")
+        for name, child in module._modules.items():  # named_children leaves out what is used twice
+            if child is not None:
+                yield from _leaves(child, f"{prefix}{name}.")
+    elif getattr(module, "inplace", False):  # what autograd keeps must not be written over
+        module = copy.copy(module)
+        module.inplace = False  # pyright: ignore[reportArgumentType]
+        yield module, prefix
     else:
         yield module, prefix
 
 
 def _known(layer: nn.Module) -> bool:
-    free = isinstance(layer, _POINTWISE) or getattr(layer, "any_leading_dimensions", False)
-    return (type(layer) in _LAYERS or free) and not _hooked(layer) and _plain(layer)
+    """By exact type: what a subclass does along its first dimension would mix clients."""
+    free = type(layer) in _POINTWISE or getattr(layer, "any_leading_dimensions", False)
+    known = type(layer) in _LAYERS or (free and not list(layer.parameters()))
+    return known and not _hooked(layer) and _plain(layer)
 
 
 def _hooked(layer: nn.Module) -> bool:
@@ -71,7 +79,7 @@ def _linear(layer: nn.Linear, values: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def _conv2d(layer: nn.Conv2d, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    plain = (*layer.stride, *layer.dilation) == (1, 1, 1, 1) and layer.padding != "same"
+    plain = (*layer.stride, *layer.dilation) == (1, 1, 1, 1) and isinstance(layer.padding, tuple)
     if plain and on_tensor_cores(values):
         return Convolution.apply(values, weight, bias, layer.padding)  # pyright: ignore[reportReturnType]
     # One client after another: each convolution is large enough, and none is turned round first.

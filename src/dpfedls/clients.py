@@ -92,13 +92,9 @@ class ClientData:
         return self.features[own], self.targets[own]
 
     def take(self, rows: Int64[Tensor, "..."], padded: bool = False) -> tuple[Tensor, Tensor]:
-        """Samples by row; where padded, −1 gives zeros, so that padding carries nobody's data."""
-        kept = rows.clamp(min=0) if padded else rows
+        """Samples by row; where padded, a row may be written ~row (see ``schedule``)."""
+        kept = torch.where(rows < 0, ~rows, rows) if padded else rows
         features, targets = as_input(_select(self.features, kept)), as_input(self.targets[kept])
-        if padded:
-            padding = rows < 0
-            features = features.masked_fill(_broadcast(padding, features), 0)
-            targets = targets.masked_fill(_broadcast(padding, targets), 0)
         return features, targets
 
 
@@ -110,7 +106,3 @@ def as_input(values: Tensor) -> Tensor:
 def _select(values: Tensor, rows: Tensor) -> Tensor:
     """``values[rows]``; whole rows are copied at once, which indexing does only along the way."""
     return values.index_select(0, rows.reshape(-1)).view(*rows.shape, *values.shape[1:])
-
-
-def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.reshape(*mask.shape, *(1,) * (like.dim() - mask.dim()))

@@ -52,7 +52,7 @@ class LaplacianSmoothing(Component, frozen=True, tag="laplacian"):
 
     def __post_init__(self) -> None:
         check_types(self, "denoiser.")
-        require_not_negative("denoiser.strength", self.strength, "0 switches smoothing off")
+        _check_strength("denoiser.strength", self.strength)
 
     def __call__(self, release: Release) -> Vector:
         if self.strength == 0:
@@ -97,38 +97,53 @@ class SoftThreshold(Component, frozen=True, tag="soft-threshold"):
 AnyDenoiser: TypeAlias = Identity | LaplacianSmoothing | JamesStein | SoftThreshold
 
 
+@torch.no_grad()
 def smooth(tensor: Tensor, strength: float) -> Tensor:
-    """Smooth the flattened tensor on a ring: (I + strength · L)⁻¹, same shape and dtype back."""
+    """Smooth the flattened tensor on a ring: (I + strength · L)⁻¹, same shape and dtype back.
+
+    Gradients do not flow through it.
+    """
     if not tensor.is_floating_point():
         raise InputError(f"smoothing needs floats, got {tensor.dtype}; convert with x.float()")
-    require_not_negative("strength", strength, "0 switches smoothing off")
+    _check_strength("strength", strength)
     if strength == 0 or tensor.numel() < 2:  # a ring of one has no neighbours to be smooth with
         return tensor.clone()
     ring = tensor.reshape(-1).to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
-    pole, scale = _factors(strength)
     spare = torch.empty_like(ring)
     for direction in (1, -1):
-        for factor, shift in _doublings(pole, torch.finfo(ring.dtype).eps):
+        for factor, shift in _doublings(strength, torch.finfo(ring.dtype).eps):
             ring, spare = _add_shifted(ring, factor, direction * shift, spare), ring
-    return ring.div_(scale).view(tensor.shape).to(tensor.dtype)
+    return (
+        ring.div_((1 + 2 * strength + math.sqrt(1 + 4 * strength)) / 2)
+        .view(tensor.shape)
+        .to(tensor.dtype)
+    )
 
 
-def _factors(strength: float) -> tuple[float, float]:
-    """p and c of 1 + 2s − s(S + S⁻¹) = c (1 − pS)(1 − pS⁻¹), S a step along the ring.
+def _doublings(strength: float, least: float) -> Iterator[tuple[float, int]]:
+    """Factors and shifts that solve one of two recursions round the ring.
 
-    So the inverse is two recursions of first order, one each way round; 0 < p < 1.
+    With S a step along it, 1 + 2s − s(S + S⁻¹) = c (1 − pS)(1 − pS⁻¹), where 0 < p < 1 and c is
+    what ``smooth`` divides by; and 1/(1 − pS) = (1 + pS)(1 + p²S²)(1 + p⁴S⁴)…
     """
     root = math.sqrt(1 + 4 * strength)
-    return 2 * strength / (1 + 2 * strength + root), (1 + 2 * strength + root) / 2
-
-
-def _doublings(pole: float, least: float) -> Iterator[tuple[float, int]]:
-    """Factors of 1/(1 − pS) = (1 + pS)(1 + p²S²)(1 + p⁴S⁴)… until they change nothing."""
+    pole, gap = 2 * strength / (1 + 2 * strength + root), (1 + root) / (1 + 2 * strength + root)
     factor, shift = pole, 1
-    # What is left out of the product is below the rounding of what is in it.
-    while factor > least * (1 - pole):
+    while factor > least * gap:  # what is left out is below the rounding of what is in
         yield factor, shift
         factor, shift = factor * factor, 2 * shift
+
+
+def _check_strength(name: str, strength: float) -> None:
+    require_not_negative(name, strength, "0 switches smoothing off")
+    if strength > _MOST:
+        raise InputError(
+            f"{name} must be at most {_MOST:g}, got {strength:g}; far below that every coordinate "
+            "of a tensor is its mean already"
+        )
+
+
+_MOST = 1e12
 
 
 def _add_shifted(ring: Tensor, factor: float, shift: int, out: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ Imported only where tensors are on a GPU: Triton comes with torch's CUDA builds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from dpfedls.recurrence import positions
 
 _ELEMENTS = 1024  # a program of a pointwise kernel handles so many
 
@@ -120,6 +120,10 @@ def lstm_cell_backward(
     )  # fmt: skip
 
 
+def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(tensor.unbind(dim=1) for tensor in tensors), strict=True)
+
+
 def lstm(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """States, activated gates and cells (in float32) of every position."""
     clients, length, batch, _ = driven.shape
@@ -129,7 +133,7 @@ def lstm(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, 
     cells = driven.new_empty(clients, length, batch, wide, dtype=torch.float32)
     hidden = driven.new_zeros(clients, batch, 4 * wide)
     before, state = cells.new_zeros(clients, batch, wide), None
-    for drive, gate, cell, new in positions(driven, gates, cells, states):
+    for drive, gate, cell, new in _positions(driven, gates, cells, states):
         if state is not None:
             torch.bmm(state, turned, out=hidden)
         lstm_cell(drive, hidden, bias, before, gate, cell, new)
@@ -142,11 +146,17 @@ def lstm_backward(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor
     d_gates, d_states = torch.empty_like(gates), d_states.contiguous()
     d_cell, later = torch.zeros_like(cells[:, 0]), torch.zeros_like(d_states[:, 0])
     befores = (torch.zeros_like(d_cell), *cells.unbind(dim=1)[:-1])
-    steps = zip(positions(d_states, gates, cells, d_gates), befores, strict=True)
+    steps = zip(_positions(d_states, gates, cells, d_gates), befores, strict=True)
     for (above, gate, cell, d_gate), before in reversed(list(steps)):
         lstm_cell_backward(above, later, d_cell, gate, cell, before, d_gate)
         torch.bmm(d_gate, weight, out=later)
     return d_gates
+
+
+def _channels_last(like: Tensor, n: int, b: int, c: int, h: int, w: int) -> Tensor:
+    """An empty (n, b, c, h, w) that lies in memory as (n, b, h, w, c), and is nobody's view."""
+    strides = (b * h * w * c, h * w * c, 1, w * c, c)
+    return like.new_empty_strided((n, b, c, h, w), strides)
 
 
 # ── Convolution ──────────────────────────────────────────────────────────────────────────────────
@@ -200,12 +210,12 @@ def _convolve(
 def convolve(
     images: Tensor, kernels: Tensor, bias: Tensor | None, padding: tuple[int, int]
 ) -> Tensor:
-    """(n, b, h, w, c) and (n, ky, kx, c, o) to (n, b, h', w', o)."""
+    """(n, b, h, w, c) and (n, ky, kx, c, o) to (n, b, o, h', w'), channels last in memory."""
     clients, samples, height, width, channels = images.shape
     _, side_y, side_x, _, outputs = kernels.shape
     out_height = height + 2 * padding[0] - side_y + 1
     out_width = width + 2 * padding[1] - side_x + 1
-    out = images.new_empty(clients, samples, out_height, out_width, outputs)
+    out = _channels_last(images, clients, samples, outputs, out_height, out_width)
     rows = samples * out_height * out_width
     n = min(128, max(16, triton.next_power_of_2(outputs)))
     # The shapes of tiles are the fastest of a few tried on an H200.
@@ -315,13 +325,13 @@ def largest(images: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Of each tile of (n, b, c, h, w): its largest value, and the place it stands at."""
     rows = images.permute(0, 1, 3, 4, 2).contiguous()
     clients, batch, height, width, channels = rows.shape
-    out = rows.new_empty(clients, batch, height // size, width // size, channels)
-    places = torch.empty_like(out, dtype=torch.uint8)
+    out = _channels_last(rows, clients, batch, channels, height // size, width // size)
+    places = torch.empty(out.numel(), dtype=torch.uint8, device=out.device)
     _largest[(triton.cdiv(out.numel(), _ELEMENTS),)](
         rows, out, places, out.numel(), width, width // size,
         CHANNELS=channels, SIZE=size, BLOCK=_ELEMENTS,
     )  # fmt: skip
-    return out.permute(0, 1, 4, 2, 3), places
+    return out, places
 
 
 @triton.jit
@@ -344,12 +354,12 @@ def largest_backward(d_out: Tensor, places: Tensor, size: int) -> Tensor:
     """The gradient goes to the place of the largest value, and zero to the others."""
     rows = d_out.permute(0, 1, 3, 4, 2).contiguous()
     clients, batch, height, width, channels = rows.shape
-    d_images = rows.new_empty(clients, batch, height * size, width * size, channels)
+    d_images = _channels_last(rows, clients, batch, channels, height * size, width * size)
     _largest_backward[(triton.cdiv(rows.numel(), _ELEMENTS),)](
         rows, places, d_images, rows.numel(), width * size, width,
         CHANNELS=channels, SIZE=size, BLOCK=_ELEMENTS,
     )  # fmt: skip
-    return d_images.permute(0, 1, 4, 2, 3)
+    return d_images
 
 
 # ── Descent ──────────────────────────────────────────────────────────────────────────────────────

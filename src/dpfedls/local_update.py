@@ -1,7 +1,8 @@
 """What clients do: local SGD from the server's weights, projected onto a ball around them.
 
-``VmappedUpdate`` trains a block of clients at once, each with weights of its own. ``LoopedUpdate``
-is its slow twin, one client after another in the plainest torch: it defines what is correct.
+``VmappedUpdate`` trains a block of clients at once, each with weights of its own, and
+``ThreadedUpdate`` does so on several cores. ``LoopedUpdate`` is the slow twin, one client after
+another in the plainest torch: it defines what is correct.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def schedule(
     """Which rows of the data each client sees in each step.
 
     The first array puts the clients in the order of how long they train. The others hold, for each
-    size in that order, the rows of all clients of that size; −1 fills a last short batch.
+    size in that order, the rows of all clients of that size. A last short batch is filled with the
+    client's own first row, written ~row and counted with weight 0: a model that cannot take zeros
+    can take it, and it is nobody else's.
     A client's rows depend on the key and the client alone, not on who else is in the block, and
     all of them together take no more memory than the samples to be seen.
     """
@@ -105,7 +108,8 @@ def schedule(
         group = clients[sizes == size]
         per_pass = -(-size // width)  # the last short batch included
         passes = local.epochs or -(-(local.steps or 0) // max(per_pass, 1))
-        rows = np.full((len(group), passes, per_pass * width), -1, dtype=np.int64)
+        rows = np.empty((len(group), passes, per_pass * width), dtype=np.int64)
+        rows[..., size:] = ~data.starts[group, None, None]
         rows[..., :size] = shuffled(key, group, size, passes)
         rows[..., :size] += data.starts[group, None, None]
         rows = rows.reshape(len(group), passes * per_pass, width)
@@ -133,8 +137,14 @@ class _Update:
         """One loss a sample, the model computed in the precision asked for and the loss in full."""
         with computing_in(self.local.dtype):
             x = x.to(self.local.dtype) if x.is_floating_point() else x
-            outputs = functional_call(self.model, tensors, (x,))
+            outputs = functional_call(self.model, {**self._frozen, **tensors}, (x,))
         return self.loss(outputs.float(), y)
+
+    @cached_property
+    def _frozen(self) -> dict[str, Tensor]:
+        """Parameters that do not train, in the precision of those that do."""
+        parameters = self.model.named_parameters()
+        return {n: p.to(self.local.dtype) for n, p in parameters if not p.requires_grad}
 
 
 class VmappedUpdate(_Update):
@@ -207,8 +217,10 @@ class ThreadedUpdate:
     """
 
     def __init__(self, update: VmappedUpdate, threads: int) -> None:
-        # A model under functional_call is in one thread's hands, so each has a copy.
-        self.updates = [replace(update, model=copy.deepcopy(update.model)) for _ in range(threads)]
+        # A model under functional_call is in one thread's hands: each has modules of its own.
+        shared = {id(p): p for p in update.model.parameters()}
+        copies = (copy.deepcopy(update.model, dict(shared)) for _ in range(threads))
+        self.updates = [replace(update, model=model) for model in copies]
         self.pool = ThreadPoolExecutor(threads)
 
     def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:

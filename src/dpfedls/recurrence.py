@@ -45,7 +45,7 @@ class Recurrence(torch.autograd.Function):
         return d_gates, d_weight, d_gates.sum(dim=(1, 2))
 
 
-def positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """(clients, positions, …) tensors position by position, as views."""
     return zip(*(tensor.unbind(dim=1) for tensor in tensors), strict=True)
 
@@ -58,7 +58,7 @@ def _forward(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tens
     states, cells = (driven.new_empty(clients, length, batch, wide) for _ in range(2))
     squashed = driven.new_empty(clients, batch, wide)
     before = state = None
-    for gate, cell, new in positions(gates, cells, states):
+    for gate, cell, new in _positions(gates, cells, states):
         if state is not None:
             gate.baddbmm_(state, turned)
         gate[..., : 2 * wide].sigmoid_()
@@ -91,7 +91,7 @@ def _backward(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) ->
     torch.mul(i, 1 - g * g, out=slopes[..., 2, :])
     torch.mul(squashed, o - o * o, out=slopes[..., 3, :])
     d_cell, later = (cells.new_zeros(clients, batch, wide) for _ in range(2))
-    for above, via, slope, forget in reversed(list(positions(d_states, through, slopes, f))):
+    for above, via, slope, forget in reversed(list(_positions(d_states, through, slopes, f))):
         later += above
         d_cell.addcmul_(later, via)
         slope[..., 3, :] *= later

@@ -181,18 +181,22 @@ def federate(
         log.warning("noise_multiplier is 0: this is federated averaging and it is NOT private")
     data = data.to(next(model.parameters()).device)
     check_samples(model, data.features, data.targets, "clients", classify=loss is cross_entropy)
+    on_cpu = data.targets.device.type == "cpu"
+    # Torch's default precision is the process's, so other precisions keep to one thread.
+    threads = torch.get_num_threads() if on_cpu and local.dtype == torch.float32 else 1
     if block_size is None:
-        block_size = max(1, _BLOCK_COORDINATES[data.targets.device.type] // server.layout.dim)
+        held = max(1, _BLOCK_COORDINATES[data.targets.device.type] // server.layout.dim)
+        block_size = min(threads * held, _MOST_AT_ONCE)
     require_positive("block_size", block_size, "it is how many clients train at once")
     update = VmappedUpdate(model, loss, server.layout, data, local, plan.clip_norm)
-    threads = torch.get_num_threads() if data.targets.device.type == "cpu" else 1
     if threads > 1:
-        update, block_size = ThreadedUpdate(update, threads), threads * block_size
+        update = ThreadedUpdate(update, threads)
     return Simulation(data, update, server, streams, block_size)
 
 
 # Weights of all clients of a block: 4 MiB of float32, that a core's caches hold; 2 GiB of a GPU's.
 _BLOCK_COORDINATES = {"cpu": 2**20, "cuda": 2**29}
+_MOST_AT_ONCE = 65_535  # a GPU's grid has no more rows
 
 
 def find_device(name: str) -> torch.device:

@@ -42,7 +42,7 @@ def test_every_item_has_a_maker_and_a_page():
         assert len(title) > 10
     paged = [item for _, page in PAGES.values() for item in page]
     assert sorted(paged) == sorted(items.ITEMS)
-    assert len(paged) == 20
+    assert len(paged) == 21
 
 
 def test_an_item_answers_with_files_and_cells(reproduce, tmp_path):
@@ -96,7 +96,7 @@ def test_pages_hold_what_is_there_and_name_the_command_for_the_rest(reproduce, t
     assert "[table1.json](table1.json)" in text
     assert (tmp_path / "docs" / "sine.png").read_bytes() == b"picture"
     assert json.loads((tmp_path / "docs" / "table1.json").read_text())["item"] == "table1"
-    assert pages[0].read_text().count("Not made yet") == 4
+    assert pages[0].read_text().count("Not made yet") == 5
 
 
 def test_results_are_checked_against_what_was_committed(tmp_path, capsys):
@@ -118,3 +118,13 @@ def test_results_are_checked_against_what_was_committed(tmp_path, capsys):
     assert check.main(committed) == 1
     assert capsys.readouterr().out.count("DIFFERS") == 1
     assert check.main(tmp_path / "none.json") == 2
+
+
+def test_a_label_for_an_item_without_cells_and_a_device_that_is_not_there(reproduce):
+    code, _, err = reproduce("lemmas", "--only", "Poisson")
+    assert code == 2
+    assert "--only 'Poisson' has no meaning for lemmas" in err
+    code, _, err = reproduce("table2", "--device", "abacus")
+    assert code == 2
+    assert "device 'abacus' is not there" in err
+    assert "runs failed" not in err

@@ -109,7 +109,7 @@ def test_a_table_as_text(toy):
     far = max(abs(c["accuracy_mean"] - c["published"]) for c in plain)
     assert f"is {100 * far:.2f} points" in text
     assert text.count("The DP-Fed cell furthest from") == 1  # the other variant has other noise
-    assert text.count("Smoothing wins in ") == 2
+    assert text.count("is ahead of no smoothing in ") == 2
     assert "**Laid over every recipe:** `task=synthetic-logistic`" in text
 
 

@@ -30,6 +30,7 @@ from dpfedls.experiments.recipe import Recipe
 from dpfedls.experiments.run import resume, start
 from dpfedls.reproduce.item import Options, RunsFailed
 from dpfedls.reproduce.provenance import duration
+from dpfedls.simulation import find_device
 
 log = logging.getLogger("dpfedls")
 
@@ -69,6 +70,7 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
     Guarantees: equal runs, of this item or another one, are made once; a finished folder is not
     touched, a half-finished one is gone on with; one that fails does not stop the others.
     """
+    find_device(options.device)  # before anything is run on one that is not there
     wanted = [[_job(cell, seed, options) for seed in range(options.seeds)] for cell in cells]
     jobs = {job.folder: job for row in wanted for job in row}
     # Seed by seed: a task whose data are slow to make keeps those of the last seed.

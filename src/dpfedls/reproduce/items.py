@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from dpfedls.errors import unknown
+from dpfedls.errors import InputError, unknown
 from dpfedls.reproduce.item import Item, Maker, Options
 
 # name: (module:function in this package, title)
@@ -26,7 +26,10 @@ ITEMS = {
     ),
     "server-rates-lstm": ("server_rates:lstm", "best server rate of each method: Shakespeare"),
     "fourier": ("figures.fourier:make", "Fourier magnitudes of the aggregated update"),
-    "fourier-mnist": ("figures.fourier:mnist", "the same for logistic regression on MNIST"),
+    "fourier-mnist": (
+        "figures.fourier:mnist",
+        "Fourier magnitudes of the aggregated update: MNIST",
+    ),
     "mnist-curves": ("figures.curves:mnist", "training curves: MNIST"),
     "svhn-curves": ("figures.curves:svhn", "training curves: CNN on the stand-in"),
     "shakespeare-curves": ("figures.curves:shakespeare", "training curves: Shakespeare"),
@@ -36,6 +39,12 @@ ITEMS = {
     "lemmas": ("figures.lemmas:make", "the two inequalities of the lemmas"),
     "plane": ("figures.plane:make", "gradient descent in the plane, with and without smoothing"),
     "sine": ("figures.sine:make", "sin(x) denoised"),
+}
+
+
+_OF_CELLS = {
+    *(f"table{n}" for n in range(2, 7)),
+    *("mnist-curves", "svhn-curves", "shakespeare-curves"),
 }
 
 
@@ -50,6 +59,11 @@ def chosen(name: str) -> list[str]:
 
 def make(name: str, options: Options) -> Item:
     """Make one item."""
+    if options.only and name not in _OF_CELLS:
+        raise InputError(
+            f"--only {options.only[0]!r} has no meaning for {name}, which is made whole or not at "
+            "all; leave it out"
+        )
     module, function = ITEMS[name][0].split(":")
     maker: Maker = getattr(importlib.import_module(f"dpfedls.reproduce.{module}"), function)
     return maker(options)
