@@ -43,7 +43,10 @@ def recipes(json: Json = False) -> None:
     from dpfedls.experiments.catalogue import catalogue
 
     found = catalogue()
-    lines = [f"{r['name']:<22} {r['task']:<20} {r['reproduces'] or r['about']}" for r in found]
+    name, task = (max(len(r[key]) for r in found) for key in ("name", "task"))
+    lines = [
+        f"{r['name']:<{name}}  {r['task']:<{task}}  {r['reproduces'] or r['about']}" for r in found
+    ]
     answer({"recipes": found}, json, "\n".join(lines))
 
 

@@ -84,7 +84,7 @@ def _ledger() -> str:
 def _data() -> str:
     folder = os.environ.get("DPFEDLS_DATA")
     if not folder:
-        return "DPFEDLS_DATA is not set; only recipes on full data sets need it"
+        return "DPFEDLS_DATA is not set; recipes on full data sets download what they need, once"
     if not Path(folder).is_dir():
         raise RuntimeError(f"DPFEDLS_DATA = {folder} is not a folder")
     return f"{folder} with {', '.join(sorted(p.name for p in Path(folder).iterdir()))}"
