@@ -51,17 +51,15 @@ def test_pooling_is_exact():
 
 
 def test_recurrence():
-    from dpfedls import kernels
-
     torch.manual_seed(0)
     driven, weight, bias = torch.randn(3, 7, 5, 96), torch.randn(3, 96, 24) / 5, torch.randn(3, 96)
     expected = recurrence._forward(driven, weight, bias)
-    found = kernels.lstm(driven.cuda(), weight.cuda(), bias.cuda())
+    found = recurrence._forward_on_gpu(driven.cuda(), weight.cuda(), bias.cuda())
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs)
     d_states = torch.randn_like(expected[0])
     d_gates = recurrence._backward(d_states, weight, *expected[1:])
-    ours = kernels.lstm_backward(d_states.cuda(), weight.cuda(), *found[1:])
+    ours = recurrence._backward_on_gpu(d_states.cuda(), weight.cuda(), *found[1:])
     torch.testing.assert_close(ours.cpu(), d_gates, rtol=1e-4, atol=1e-5)
 
 

@@ -174,7 +174,7 @@ class Convolution(torch.autograd.Function):  # pragma: no cover - GPU, tests/tes
     def forward(
         ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]
     ) -> Tensor:
-        from dpfedls.kernels import convolve
+        from dpfedls.kernels.convolution import convolve
 
         ctx.save_for_backward(images, weight)
         ctx.padding, ctx.has_bias = padding, bias is not None
@@ -183,7 +183,7 @@ class Convolution(torch.autograd.Function):  # pragma: no cover - GPU, tests/tes
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        from dpfedls.kernels import convolve, correlate
+        from dpfedls.kernels.convolution import convolve, correlate
 
         images, weight = ctx.saved_tensors
         clients, outputs, channels, side_y, side_x = weight.shape
@@ -230,7 +230,7 @@ class MaxPool(torch.autograd.Function):  # pragma: no cover - GPU, tests/test_ke
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, size: int) -> Tensor:
-        from dpfedls.kernels import largest
+        from dpfedls.kernels.pooling import largest
 
         out, places = largest(images, size)
         ctx.save_for_backward(places)
@@ -239,6 +239,6 @@ class MaxPool(torch.autograd.Function):  # pragma: no cover - GPU, tests/test_ke
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        from dpfedls.kernels import largest_backward
+        from dpfedls.kernels.pooling import largest_backward
 
         return largest_backward(d_outputs[0], ctx.saved_tensors[0], ctx.size), None

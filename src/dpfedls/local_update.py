@@ -134,11 +134,14 @@ class _Update:
     clip_norm: float
 
     def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """One loss a sample, the model computed in the precision asked for and the loss in full."""
+        """One loss a sample, of one client."""
+        tensors = {**self._frozen, **tensors}
+        return self.loss(self._computed(lambda x: functional_call(self.model, tensors, (x,)), x), y)
+
+    def _computed(self, model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The model's outputs, computed in the precision asked for; what follows is in full."""
         with computing_in(self.local.dtype):
-            x = x.to(self.local.dtype) if x.is_floating_point() else x
-            outputs = functional_call(self.model, {**self._frozen, **tensors}, (x,))
-        return self.loss(outputs.float(), y)
+            return model(x.to(self.local.dtype) if x.is_floating_point() else x).float()
 
     @cached_property
     def _frozen(self) -> dict[str, Tensor]:
@@ -200,10 +203,8 @@ class VmappedUpdate(_Update):
         if chain is None or self.loss is not cross_entropy:
             with client_layers():
                 return vmap(self._losses)(tensors, x, y)
-        with computing_in(self.local.dtype):
-            x = x.to(self.local.dtype) if x.is_floating_point() else x
-            outputs = chain(tensors, x)
-        return CrossEntropy.apply(outputs.float(), y)  # pyright: ignore[reportReturnType]
+        outputs = self._computed(lambda x: chain(tensors, x), x)
+        return CrossEntropy.apply(outputs, y)  # pyright: ignore[reportReturnType]
 
     @cached_property
     def _chain(self) -> Chain | None:
@@ -283,27 +284,20 @@ def descend(
     parts = list(zip(weights, gradients, centre, rounded, strict=True))
     keep = 1 - rate * weight_decay
     if weights[0].is_cuda:
-        from dpfedls import kernels
+        from dpfedls.kernels import descent
 
-        squares = [kernels.descend(w, g, c, rate, keep) for w, g, c, _ in parts]
+        squares = [descent.descend(w, g, c, rate, keep) for w, g, c, _ in parts]
         inside = (radius / torch.stack(squares).sum(dim=0).sqrt()).clamp(max=1.0)
         for w, _, c, r in parts:
-            kernels.pull(w, c, inside, r)
+            descent.pull(w, c, inside, r)
         return
-    # A few clients at a time, so that the passes over their weights find them in the cache.
-    few = max(1, _CACHED // sum(c.numel() for c in centre))
-    for first in range(0, len(weights[0]), few):
-        own = [(w[first : first + few], g[first : first + few], c) for w, g, c, _ in parts]
-        for w, gradient, _ in own:
-            w.mul_(keep).sub_(gradient, alpha=rate)
-        if radius < math.inf:
-            project([w for w, _, _ in own], centre, radius)
+    for w, gradient, _, _ in parts:
+        w.mul_(keep).sub_(gradient, alpha=rate)
+    if radius < math.inf:
+        project(weights, centre, radius)
     for w, _, _, r in parts:
         if r.dtype != w.dtype:  # otherwise they are the same memory
             r.copy_(w)
-
-
-_CACHED = 2**20  # coordinates: four megabytes
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        forward = _kernels().lstm if driven.is_cuda else _forward
+        forward = _forward_on_gpu if driven.is_cuda else _forward
         states, gates, cells = forward(driven, weight, bias)
         ctx.save_for_backward(weight, states, gates, cells)
         return states
@@ -39,7 +39,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, states, gates, cells = ctx.saved_tensors
-        backward = _kernels().lstm_backward if states.is_cuda else _backward
+        backward = _backward_on_gpu if states.is_cuda else _backward
         d_gates = backward(d_outputs[0], weight, gates, cells)
         d_weight = torch.bmm(d_gates[:, 1:].flatten(1, 2).mT, states[:, :-1].flatten(1, 2))
         return d_gates, d_weight, d_gates.sum(dim=(1, 2))
@@ -101,7 +101,34 @@ def _backward(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) ->
     return slopes.view_as(gates)
 
 
-def _kernels() -> Any:
-    from dpfedls import kernels
+def _forward_on_gpu(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with one kernel a position; cells are float32."""
+    from dpfedls.kernels.lstm_cell import lstm_cell
 
-    return kernels
+    clients, length, batch, _ = driven.shape
+    driven, bias, turned, wide = driven.contiguous(), bias.contiguous(), weight.mT, weight.shape[2]
+    gates = torch.empty_like(driven)
+    states = driven.new_empty(clients, length, batch, wide)
+    cells = driven.new_empty(clients, length, batch, wide, dtype=torch.float32)
+    hidden = driven.new_zeros(clients, batch, 4 * wide)
+    before, state = cells.new_zeros(clients, batch, wide), None
+    for drive, gate, cell, new in _positions(driven, gates, cells, states):
+        if state is not None:
+            torch.bmm(state, turned, out=hidden)
+        lstm_cell(drive, hidden, bias, before, gate, cell, new)
+        before, state = cell, new
+    return states, gates, cells
+
+
+def _backward_on_gpu(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) -> Tensor:
+    """The same with one kernel a position."""
+    from dpfedls.kernels.lstm_cell import lstm_cell_backward
+
+    d_gates, d_states = torch.empty_like(gates), d_states.contiguous()
+    d_cell, later = torch.zeros_like(cells[:, 0]), torch.zeros_like(d_states[:, 0])
+    befores = (torch.zeros_like(d_cell), *cells.unbind(dim=1)[:-1])
+    steps = zip(_positions(d_states, gates, cells, d_gates), befores, strict=True)
+    for (above, gate, cell, d_gate), before in reversed(list(steps)):
+        lstm_cell_backward(above, later, d_cell, gate, cell, before, d_gate)
+        torch.bmm(d_gate, weight, out=later)
+    return d_gates

@@ -57,7 +57,7 @@ def test_two_makes_give_the_same_picture_and_all_four_files(figure, tmp_path):
 
 def test_settings_laid_over_are_said_on_the_page(tmp_path):
     page = sine.make(Options(out=tmp_path, settings=("plan.rounds=3",))).files[3]
-    assert "Not the setting of the title" in page.read_text(encoding="utf-8")
+    assert "Laid over every recipe" in page.read_text(encoding="utf-8")
 
 
 def test_every_figure_of_the_registry_is_there():

@@ -14,10 +14,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from dpfedls.errors import InputError
 from dpfedls.experiments import recipe as recipes
+from dpfedls.experiments.diagnostics import read_diagnostics
 from dpfedls.experiments.folder import (
     RoundLog,
     Watch,
@@ -99,9 +101,8 @@ def read_run(folder: Path) -> Run:
     facts = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
     seconds = [line.seconds for line in rounds if line.seconds is not None]
     found = summary(folder, read_recipe(folder), rounds, facts, seconds)
-    path = folder / "diagnostics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return Run(folder, found, rounds, [json.loads(line) for line in lines])
+    judged = [msgspec.to_builtins(line) for line in read_diagnostics(folder)]
+    return Run(folder, found, rounds, judged)
 
 
 def _job(cell: Cell, seed: int, options: Options) -> _Job:

@@ -19,7 +19,7 @@ from dpfedls.experiments.chart import COLOURS
 from dpfedls.experiments.checkpoint import write_whole
 from dpfedls.experiments.jsonable import plain
 from dpfedls.reproduce.item import Item, Options
-from dpfedls.reproduce.provenance import duration, provenance
+from dpfedls.reproduce.provenance import page, provenance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,21 +97,10 @@ def publish(
     facts = provenance(options, item, time.perf_counter() - began) | {"title": title}
     content = plain({**facts, "cells": cells, "data": data})
     write_whole(files[2], json.dumps(content, indent=1, ensure_ascii=False).encode())
-    write_whole(files[3], _page(item, caption, facts).encode())
-    return Item(item, files, cells)
-
-
-def _page(item: str, caption: str, facts: dict[str, Any]) -> str:
     paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]
-    parts = [f"## {facts['title']}", f"![{facts['title']}]({item}.png)", *paragraphs]
-    if facts["settings"]:
-        laid = " ".join(f"`{setting}`" for setting in facts["settings"])
-        parts.insert(1, f"**Not the setting of the title:** laid over every recipe: {laid}.")
-    made = (
-        f"Made by `{facts['command']}`, commit {facts['commit']}, on {facts['hardware']}, torch "
-        f"{facts['torch']}, in {duration(facts['seconds'])}."
-    )
-    return "\n\n".join([*parts, made]) + "\n"
+    text = page(facts, [f"![{title}]({item}.png)", *paragraphs])
+    write_whole(files[3], text.encode())
+    return Item(item, files, cells)
 
 
 def require_matplotlib() -> None:
