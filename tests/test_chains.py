@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from dpfedls.batching import client_layers
 from dpfedls.chains import chain_of
 from dpfedls.clients import ClientData
-from dpfedls.local_update import LocalSGD, LoopedUpdate, VmappedUpdate, cross_entropy
+from dpfedls.local_update import LocalSGD, LoopedUpdate, VmappedUpdate, cross_entropy, schedule
 from dpfedls.parameters import Layout
 from dpfedls.recurrence import recurrence
 from dpfedls.tasks.models import CharacterLSTM, Standardise, cnn
@@ -285,3 +285,16 @@ def test_one_persons_samples_move_no_other_update(name):
     )
     same = (before == after).all(dim=1).tolist()
     assert same == [True, False, True, True]
+
+
+def test_a_short_batch_is_filled_with_ones_own_sample():
+    sizes = np.array([7, 4, 2, 0])
+    data = ClientData(torch.zeros(13), torch.zeros(13), np.cumsum(sizes) - sizes, sizes)
+    clients = np.array([2, 0, 1])
+    order, groups = schedule(LocalSGD(epochs=3, batch_size=4), data, clients, 7)
+    rows = [own for group in groups for own in group]
+    for client, own in zip(clients[order], rows, strict=True):
+        seen = np.where(own < 0, ~own, own)
+        low = data.starts[client]
+        assert low <= seen.min() <= seen.max() < low + sizes[client]
+        assert (own >= 0).sum() == 3 * sizes[client]
