@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from dpfedls import chains
 from dpfedls.batching import client_layers
 from dpfedls.chains import chain_of
 from dpfedls.clients import ClientData
@@ -84,6 +85,13 @@ def test_a_chain_computes_what_vmap_does(name):
     torch.testing.assert_close(found, expected)
     for ours, theirs in zip(gradients(found, tensors), gradients(expected, tensors), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_relu_stands_behind_pooling():
+    """A quarter of the work; that nothing else changes is the test of "convolutions" above."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU())
+    order = chains._pooled_first(list(chains._leaves(model, "")))
+    assert [prefix for _, prefix in order] == ["0.", "2.", "1.", "3."]
 
 
 class Doubled(nn.Linear):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from dpfedls.randomness import SeededStreams
 from dpfedls.reproduce.figures import accountants, attack, curves, fourier, lemmas, plane, sine
 from dpfedls.reproduce.figures import stability as stability_figure
 from dpfedls.reproduce.item import Options
-from dpfedls.reproduce.items import ITEMS
+from dpfedls.reproduce.items import ITEMS, make
 from dpfedls.reproduce.published import published
 from dpfedls.simulation import train
 from dpfedls.tasks.task import make_task
@@ -191,3 +192,13 @@ def test_attack_and_stability_have_a_line_for_every_setting(tmp_path):
     assert len(facts["data"]["lines"]) == 18
     assert facts["seeds"] == 1
     assert {len(x["validation_accuracy"]) for x in facts["data"]["lines"]} == {1}
+
+
+def test_attack_and_stability_can_be_made_in_part(tmp_path):
+    options = Options(out=tmp_path, seeds=1, settings=TINY, only=("Poisson", "z = 1"))
+    lines = content(make("attack", options))["data"]["lines"]
+    assert [x["method"] for x in lines] == ["non-DP", "DP-Fed", "DP-Fed-LS"]
+    assert {(x["sampling"], x["noise_multiplier"]) for x in lines} == {("Poisson", 1.0)}
+    options = replace(options, only=("z = 3", "rate 0.05"))
+    lines = content(make("stability", options))["data"]["lines"]
+    assert [(x["noise_multiplier"], x["strength"]) for x in lines] == [(3.0, 0.0), (3.0, 1.0)]

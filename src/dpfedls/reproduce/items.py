@@ -44,7 +44,7 @@ ITEMS = {
 
 _OF_CELLS = {
     *(f"table{n}" for n in range(2, 7)),
-    *("mnist-curves", "svhn-curves", "shakespeare-curves"),
+    *("mnist-curves", "svhn-curves", "shakespeare-curves", "attack", "stability"),
 }
 
 

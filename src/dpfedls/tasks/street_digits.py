@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ SIDE = 32
 MEAN, STDDEV = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 TEST, VALIDATION = 16_000, 10_000
 _MOST_CLIENTS = 100_000
-_CHUNK = 2000  # images drawn from one call of the generator: another number gives other images
+_CHUNK = 2000  # images drawn from one generator: another number gives other images
 _BLOCK = 100  # images whose strokes are drawn at once: few enough to stay in the processor's cache
 
 
@@ -56,7 +57,7 @@ def _task(num_clients: int, each: int, streams: SeededStreams, network: nn.Seque
     return Task(data, nn.Sequential(Standardise(MEAN, STDDEV), *network), test, validation)
 
 
-@functools.lru_cache(maxsize=1)  # two minutes at the paper's size, and cells of a grid share it
+@functools.lru_cache(maxsize=1)  # a minute at the paper's size, and cells of a grid share it
 def _drawn(num_clients: int, each: int, seed: int) -> tuple[ClientData, Images, Images]:
     streams = SeededStreams(seed)
     rng = streams.torch_generator("split")
@@ -65,12 +66,23 @@ def _drawn(num_clients: int, each: int, seed: int) -> tuple[ClientData, Images, 
 
 
 def draw(count: int, rng: torch.Generator) -> Images:
-    """So many images (3×32×32 bytes) and their digits."""
+    """So many images (3×32×32 bytes) and their digits, drawn on every core."""
     digits = torch.randint(10, (count,), generator=rng)
     images = torch.empty(count, 3, SIDE, SIDE, dtype=torch.uint8)
-    for at in range(0, count, _CHUNK):
-        own = digits[at : at + _CHUNK]
-        images[at : at + len(own)] = (255 * _draw(own, rng)).round_()
+    seeds = torch.randint(2**31, (-(-count // _CHUNK),), generator=rng)
+
+    def fill(chunk: int) -> None:
+        own = slice(chunk * _CHUNK, (chunk + 1) * _CHUNK)
+        of_its_own = torch.Generator().manual_seed(int(seeds[chunk]))
+        images[own] = (255 * _draw(digits[own], of_its_own)).round_()
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a thread a chunk, none inside an operation
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, range(len(seeds))))  # a list, so that an error is raised here
+    finally:
+        torch.set_num_threads(threads)
     return images, digits
 
 

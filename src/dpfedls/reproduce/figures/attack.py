@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfedls.reproduce.cells import Cell, run_cells
 from dpfedls.reproduce.figures.lines import by_round, data_of, drawn, final
-from dpfedls.reproduce.item import Item, Options
+from dpfedls.reproduce.item import Item, Options, wanted
 from dpfedls.reproduce.style import (
     DASHES,
     GREY,
@@ -38,7 +38,8 @@ def make(options: Options) -> Item:
     """Item ``attack``: 500 clients of 128 images, a fifth of them in each round."""
     require_matplotlib()
     began = time.perf_counter()
-    places = [(sampling, z, method) for sampling, z in PANELS for method in METHODS]
+    panels = wanted(PANELS, lambda panel: (panel[0], f"z = {panel[1]:g}"), options)
+    places = [(*panel, method) for panel in panels for method in METHODS]
     runs = run_cells([_cell(*place) for place in places], options)
     lines = [
         {"sampling": sampling, "noise_multiplier": z, "method": method}
@@ -55,7 +56,7 @@ def make(options: Options) -> Item:
         options,
         title=f"Membership inference by threshold: CNN on {data_of(runs)}",
         caption=_caption(lines, options.seeds),
-        height=6.6,
+        height=6.6 if len(panels) > 1 else 3.6,
         draw=draw,
         data={"lines": lines},
         cells=cells,
@@ -84,10 +85,13 @@ def _cell(sampling: str, z: float, method: str) -> Cell:
 
 def draw(figure: Figure, data: dict[str, Any]) -> None:
     """A column for each sampling and noise; the attack above, how training went below."""
-    axes = grid(figure, len(QUANTITIES), len(PANELS), sharex=True, sharey="row")
+    panels = _panels(data["lines"])
+    # One panel alone lies on its side: its quantities side by side.
+    rows, columns = (len(QUANTITIES), len(panels)) if len(panels) > 1 else (2, 2)
+    axes = grid(figure, rows, columns, sharex=True, sharey="row" if len(panels) > 1 else False)
     for i, (quantity, name) in enumerate(QUANTITIES.items()):
-        for j, panel in enumerate(PANELS):
-            place = axes[i * len(PANELS) + j]
+        for j, panel in enumerate(panels):
+            place = axes[i * len(panels) + j]
             for k, method in enumerate(METHODS):
                 line = _line(data["lines"], *panel, method)
                 values = drawn(line, quantity)
@@ -98,9 +102,13 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
                 head(place, j, f"{panel[0]}, z = {panel[1]:g}")
             if j == 0:
                 place.set_ylabel(name)
-    for place in axes[-len(PANELS) :]:
+    for place in axes[-columns:]:
         place.set_xlabel("round")
     legend_below(figure, axes[0], len(METHODS))
+
+
+def _panels(lines: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    return list(dict.fromkeys((line["sampling"], line["noise_multiplier"]) for line in lines))
 
 
 def _line(lines: list[dict[str, Any]], sampling: str, z: float, method: str) -> dict[str, Any]:
@@ -116,7 +124,7 @@ def _caption(lines: list[dict[str, Any]], seeds: int) -> str:
             f"{final(_line(lines, sampling, z, method), 'attack_auc')[0]:.3f} ({method})"
             for method in METHODS
         )
-        for sampling, z in PANELS
+        for sampling, z in _panels(lines)
     )
     return f"""
         Top: the area under the ROC of an attack that calls a sample a member if its loss is below a

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfedls.reproduce.cells import Cell, run_cells
 from dpfedls.reproduce.figures.lines import by_round, data_of, mean
-from dpfedls.reproduce.item import Item, Options
+from dpfedls.reproduce.item import Item, Options, wanted
 from dpfedls.reproduce.style import (
     DASHES,
     colour,
@@ -32,7 +32,9 @@ def make(options: Options) -> Item:
     require_matplotlib()
     began = time.perf_counter()
     options = replace(options, seeds=1)
-    places = [(z, rate, strength) for z in NOISES for rate in RATES for strength in STRENGTHS]
+    every = [(z, rate) for z in NOISES for rate in RATES]
+    pairs = wanted(every, lambda pair: (f"z = {pair[0]:g}", f"rate {pair[1]:g}"), options)
+    places = [(*pair, strength) for pair in pairs for strength in STRENGTHS]
     runs = run_cells([_cell(*place) for place in places], options)
     lines = [
         {
@@ -77,8 +79,9 @@ def _ends(line: dict[str, Any]) -> dict[str, Any]:
 
 def draw(figure: Figure, data: dict[str, Any]) -> None:
     """A panel a noise level, a colour a learning rate; smoothed runs solid, plain ones dashed."""
-    panels = grid(figure, 1, len(NOISES), sharey=True)
-    for number, (axes, z) in enumerate(zip(panels, NOISES, strict=True)):
+    noises = list(dict.fromkeys(line["noise_multiplier"] for line in data["lines"]))
+    panels = grid(figure, 1, len(noises), sharey=True)
+    for number, (axes, z) in enumerate(zip(panels, noises, strict=True)):
         for line in data["lines"]:
             if line["noise_multiplier"] == z:
                 smoothed = line["strength"] > 0
