@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dpfedls.clients import ClientData
 from dpfedls.local_update import LocalSGD, LoopedUpdate, VmappedUpdate, cross_entropy
 from dpfedls.parameters import Layout
-from dpfedls.tasks.models import CharacterLSTM, cnn
+from dpfedls.tasks.models import character_lstm, cnn
 
 # model, how many clients, features of so many samples, steps timed, clip norm, learning rate
 CASES: dict[
@@ -28,7 +28,7 @@ CASES: dict[
 ] = {
     "cnn": (cnn, 100, lambda n: torch.randn(n, 3, 32, 32), 6, 0.7, 0.1),
     "lstm": (
-        lambda: CharacterLSTM(80),
+        lambda: character_lstm(80),
         195,
         lambda n: torch.randint(80, (n, 80), dtype=torch.uint8),
         2,

@@ -7,7 +7,7 @@ from torch import nn
 
 import dpfedls
 from dpfedls.clients import ClientData
-from dpfedls.tasks.models import CharacterLSTM, cnn, mlp
+from dpfedls.tasks.models import character_lstm, cnn, mlp
 
 SIZES = (7, 1, 0, 12, 5, 12, 3)  # unequal, one sample, none
 
@@ -21,7 +21,7 @@ def model_and_data(kind: str, seed: int = 0) -> tuple[nn.Module, ClientData]:
         "linear": lambda: nn.Linear(6, 3),
         "mlp": lambda: mlp(6, 8, 3),
         "cnn": lambda: cnn(width=1 / 16),
-        "lstm": lambda: CharacterLSTM(5, embedding=4, hidden=6, layers=2),
+        "lstm": lambda: character_lstm(5, embedding=4, hidden=6, layers=2),
         "embedding": lambda: nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(4 * 9, 3)),
     }
     pairs = []

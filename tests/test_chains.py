@@ -17,7 +17,7 @@ from dpfedls.clients import ClientData
 from dpfedls.local_update import LocalSGD, LoopedUpdate, VmappedUpdate, cross_entropy, schedule
 from dpfedls.parameters import Layout
 from dpfedls.recurrence import recurrence
-from dpfedls.tasks.models import CharacterLSTM, Standardise, cnn
+from dpfedls.tasks.models import Standardise, character_lstm, cnn
 
 CLIENTS, BATCH = 3, 4
 
@@ -152,7 +152,7 @@ def one_layer_twice() -> nn.Module:
         nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten()),
         nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.Flatten()),
         nn.Sequential(nn.Flatten(2), nn.Linear(6, 3)),
-        CharacterLSTM(7),
+        character_lstm(7),
     ],
     ids=lambda model: type(model).__name__,
 )
@@ -177,7 +177,7 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("named", ["residual", "lstm"])
 def test_layers_under_vmap_with_rules_of_their_own(named):
     torch.manual_seed(0)
-    model = Residual() if named == "residual" else CharacterLSTM(7, 3, 5, 2)
+    model = Residual() if named == "residual" else character_lstm(7, 3, 5, 2)
     x = torch.randn(CLIENTS, BATCH, 6)
     x = x if named == "residual" else torch.randint(7, (CLIENTS, BATCH, 9))
     tensors = tensors_of(model)
@@ -277,7 +277,7 @@ def test_one_persons_samples_move_no_other_update(name):
     """What sensitivity rests on: bit for bit, not to rounding."""
     torch.manual_seed(0)
     if name == "lstm":
-        model, features = CharacterLSTM(7, 3, 5, 2), torch.randint(7, (24, 9))
+        model, features = character_lstm(7, 3, 5, 2), torch.randint(7, (24, 9))
     else:
         make, shape = CHAINS[name]
         model, features = make(), torch.randn(24, *shape)

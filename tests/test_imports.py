@@ -23,7 +23,7 @@ ALLOWED = {
         *("evaluation", "parameters", "sampling", "clients", "workers"),
     },
     "flower": {
-        *("experiments", "server", "tasks", "privacy", "local_update", "randomness"),
+        *("experiments", "server", "tasks", "privacy", "local_update", "randomness", "fastest"),
         *("evaluation", "parameters", "sampling", "clients", "clipping", "modules"),
     },
     "audit": {
@@ -35,8 +35,12 @@ ALLOWED = {
         *("randomness", "evaluation", "parameters", "sampling", "clients", "theory"),
     },
     "simulation": {
-        *("clients", "clipping", "denoising", "evaluation", "local_update", "modules"),
-        *("parameters", "privacy", "randomness", "sampling", "server", "workers"),
+        *("clients", "clipping", "denoising", "evaluation", "fastest", "local_update", "modules"),
+        *("parameters", "privacy", "randomness", "sampling", "server", "threads", "workers"),
+    },
+    "fastest": {"clients", "compiled", "local_update", "parameters"},
+    "compiled": {
+        *("chains", "clients", "local_update", "parameters", "recurrence", "sampling", "threads"),
     },
     "workers": {"parameters", "sampling"},
     "server": {"denoising", "gaussian", "parameters", "privacy", "randomness"},
@@ -45,6 +49,7 @@ ALLOWED = {
     "evaluation": {"clients", "local_update"},
     "local_update": {
         *("batching", "chains", "clients", "kernels", "parameters", "randomness", "sampling"),
+        *("threads",),
     },
     "chains": {"batching", "parameters"},
     "batching": {"kernels", "recurrence"},
@@ -52,13 +57,14 @@ ALLOWED = {
     "kernels": set(),
     "modules": {"clients"},
     "clipping": {"parameters"},
-    "tasks": {"clients", "denoising", "randomness", "recurrence"},
+    "tasks": {"clients", "denoising", "randomness", "recurrence", "threads"},
     "privacy": {"sampling"},
     "theory": set(),
     "clients": set(),
     "parameters": set(),
     "randomness": set(),
     "sampling": set(),
+    "threads": set(),
     "component": set(),
     "errors": set(),
     "__main__": {"cli"},

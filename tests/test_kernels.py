@@ -11,7 +11,7 @@ from dpfedls import recurrence
 from dpfedls.clients import ClientData
 from dpfedls.local_update import LocalSGD, LoopedUpdate, VmappedUpdate, cross_entropy
 from dpfedls.parameters import Layout
-from dpfedls.tasks.models import CharacterLSTM, cnn
+from dpfedls.tasks.models import character_lstm, cnn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -72,7 +72,7 @@ def test_clients_at_once_equal_one_after_another(named, precision, room):
     if named == "cnn":
         model, features = cnn(1 / 4), torch.randn(rows, 3, 32, 32)
     else:
-        model, features = CharacterLSTM(20, 4, 32), torch.randint(20, (rows, 11))
+        model, features = character_lstm(20, 4, 32), torch.randint(20, (rows, 11))
     data = ClientData(features, torch.randint(10, (rows,)), np.cumsum(sizes) - sizes, sizes)
     model, data = model.cuda(), data.to(torch.device("cuda"))
     layout = Layout.of(model)

@@ -6,7 +6,7 @@ from torch import nn
 
 from dpfedls import InputError, replace_batch_norm
 from dpfedls.modules import check_model
-from dpfedls.tasks.models import LSTM, CharacterLSTM, cnn
+from dpfedls.tasks.models import LSTM, character_lstm, cnn
 
 
 class WithBuffer(nn.Module):
@@ -55,7 +55,7 @@ def test_batch_norm_becomes_group_norm_everywhere_in_a_copy():
 
 def test_the_papers_models_are_trainable_and_of_the_papers_size():
     check_model(cnn())
-    check_model(CharacterLSTM(80))
+    check_model(character_lstm(80))
     assert sum(p.numel() for p in cnn().parameters()) == 3_431_754
 
 

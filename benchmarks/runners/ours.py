@@ -24,7 +24,7 @@ _MAKERS = {
     "logistic": lambda: models.logistic_regression(784, 10),
     "mlp": lambda: models.mlp(784, 252, 10),
     "cnn": lambda: models.cnn(1 / 8),
-    "lstm": lambda: models.CharacterLSTM(80, hidden=64),
+    "lstm": lambda: models.character_lstm(80, hidden=64),
 }
 
 

@@ -24,9 +24,8 @@ Chain: TypeAlias = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 def chain_of(model: nn.Module, layout: Layout) -> Chain | None:
     """How to compute the model for many clients; None where it is no chain of known layers."""
-    layers = _pooled_first(list(_leaves(model, "")))
-    names = {prefix + name for layer, prefix in layers for name, _ in layer.named_parameters()}
-    if names != set(layout.names) or not all(_known(layer) for layer, _ in layers):
+    layers = layers_of(model, layout)
+    if layers is None or not all(_known(layer) for layer, _ in layers):
         return None
 
     def run(tensors: Mapping[str, Tensor], values: Tensor) -> Tensor:
@@ -36,6 +35,18 @@ def chain_of(model: nn.Module, layout: Layout) -> Chain | None:
         return values
 
     return run
+
+
+def layers_of(model: nn.Module, layout: Layout) -> list[tuple[nn.Module, str]] | None:
+    """The layers of a chain, each with the prefix of its parameters, in the order to run them.
+
+    None where the model is none: something hooked, frozen, shared or not trained at all.
+    """
+    layers = _pooled_first(list(_leaves(model, "")))
+    names = {prefix + name for layer, prefix in layers for name, _ in layer.named_parameters()}
+    if names != set(layout.names) or any(_hooked(x) or not _plain(x) for x, _ in layers):
+        return None
+    return layers
 
 
 def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str]]:
@@ -62,9 +73,13 @@ def _pooled_first(layers: list[tuple[nn.Module, str]]) -> list[tuple[nn.Module, 
 
 def _known(layer: nn.Module) -> bool:
     """By exact type: what a subclass does along its first dimension would mix clients."""
-    free = type(layer) in _POINTWISE or getattr(layer, "any_leading_dimensions", False)
-    known = type(layer) in _LAYERS or (free and not list(layer.parameters()))
-    return known and not _hooked(layer) and _plain(layer)
+    return type(layer) in _LAYERS or type(layer) in _POINTWISE or serves_many(layer)
+
+
+def serves_many(layer: nn.Module) -> bool:
+    """Whether a layer without weights says of itself that it minds no leading dimensions."""
+    free = getattr(layer, "any_leading_dimensions", False)
+    return free and not any(True for _ in layer.parameters())
 
 
 def _hooked(layer: nn.Module) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from dpfedls.parameters import Updates
@@ -22,9 +20,8 @@ def clip(updates: Updates, norm: float) -> Updates:
     broken client counts as one that sent nothing.
     """
     lengths = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
-    usable = torch.isfinite(lengths)[:, None]
-    if math.isinf(norm):
-        return torch.where(usable, updates, 0.0)
     target = norm * (1 - _ROUNDING_ROOM * torch.finfo(updates.dtype).eps)
-    roots = torch.where(lengths > norm, target / lengths, 1.0).sqrt().to(updates.dtype)[:, None]
-    return torch.where(usable, updates * roots * roots, 0.0)
+    factors = torch.where(lengths > norm, target / lengths, 1.0)
+    roots = factors.sqrt().to(updates.dtype)[:, None]
+    # Zero times NaN is NaN, so broken rows are written over, and seldom is there one.
+    return (updates * roots).mul_(roots).masked_fill_(~torch.isfinite(lengths)[:, None], 0.0)

@@ -36,6 +36,7 @@ from dpfedls.errors import (
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
+from dpfedls.threads import one_torch_thread
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Float[Tensor, "samples"]]
 """``loss(outputs, targets)`` gives one loss a sample."""
@@ -228,17 +229,13 @@ class ThreadedUpdate:
         enough = len(clients) * len(params) // _A_THREADS_WORTH
         count = max(1, min(len(self.updates), len(clients), enough))
         parts = [clients[k::count] for k in range(count)]  # sizes lie in order, so parts are alike
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        updates = params.new_empty(len(clients), len(params))
+        with one_torch_thread():
             made = self.pool.map(
                 lambda update, part: update(params, part, round_, key), self.updates[:count], parts
             )
-            updates = params.new_empty(len(clients), len(params))
             for k, part in enumerate(made):
                 updates[k::count] = part
-        finally:
-            torch.set_num_threads(before)
         return updates
 
 

@@ -136,7 +136,7 @@ def shuffled(key: int, clients: np.ndarray, size: int, epochs: int) -> Int64[np.
     hashes = np.uint64(key)
     for axis in (clients.reshape(-1, 1, 1), np.arange(epochs).reshape(-1, 1), np.arange(size)):
         hashes = _mix(hashes + (axis.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
-    return np.argsort(hashes, axis=-1, kind="stable")
+    return np.argsort(hashes, axis=-1)
 
 
 _GOLDEN = 0x9E3779B97F4A7C15

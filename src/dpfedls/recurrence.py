@@ -1,4 +1,4 @@
-"""The recurrent part of an LSTM layer, for one client or, under vmap, for many at once.
+"""An LSTM whose recurrent part runs for one client or, under vmap, for many at once.
 
 Torch has no batching rule for its fused LSTM. This one runs all clients position by position: one
 batched product and one pointwise step each, with the backward pass written out, so that the
@@ -7,11 +7,12 @@ gradients of the weights are one product over all positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 
@@ -24,6 +25,49 @@ def recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return handle_torch_function(recurrence, (driven, weight, bias), driven, weight, bias)
     alone = Recurrence.apply(driven[None], weight[None], bias[None])
     return alone[0]  # pyright: ignore[reportOptionalSubscript]
+
+
+class LSTM(nn.Module):
+    """nn.LSTM(batch_first=True) with its cell written out: same parameters, same outputs.
+
+    Torch has no batching rule for the fused kernel, so it cannot train many clients at once.
+    """
+
+    def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
+        super().__init__()
+        self.hidden, self.layers = hidden, layers
+        bound = 1 / math.sqrt(hidden)
+        for layer in range(layers):
+            width = inputs if layer == 0 else hidden
+            for name, shape in (
+                (f"weight_ih_l{layer}", (4 * hidden, width)),
+                (f"weight_hh_l{layer}", (4 * hidden, hidden)),
+                (f"bias_ih_l{layer}", (4 * hidden,)),
+                (f"bias_hh_l{layer}", (4 * hidden,)),
+            ):
+                parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+                self.register_parameter(name, parameter)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """Hidden states of the last layer, one for each position."""
+        states = sequence.transpose(0, 1)
+        for layer in range(self.layers):
+            weight_ih, weight_hh, bias_ih, bias_hh = (
+                getattr(self, f"{kind}_l{layer}")
+                for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            # The inputs' share of the gates needs no recurrence: one product for all positions.
+            driven = nn.functional.linear(states, weight_ih)
+            states = recurrence(driven, weight_hh, bias_ih + bias_hh)
+        return states.transpose(0, 1)
+
+
+class LastPosition(nn.Module):
+    """Of a sequence (batch, positions, …) the last position."""
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """What stands there."""
+        return sequence[:, -1]
 
 
 class Recurrence(torch.autograd.Function):

@@ -22,14 +22,8 @@ from dpfedls.clipping import clip
 from dpfedls.denoising import Denoiser, Identity
 from dpfedls.errors import InputError, require_positive
 from dpfedls.evaluation import evaluate
-from dpfedls.local_update import (
-    LocalSGD,
-    LocalUpdate,
-    Loss,
-    ThreadedUpdate,
-    VmappedUpdate,
-    cross_entropy,
-)
+from dpfedls.fastest import fastest_update
+from dpfedls.local_update import LocalSGD, LocalUpdate, Loss, cross_entropy
 from dpfedls.modules import check_model, check_samples
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
@@ -37,6 +31,7 @@ from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import RandomStreams, SeededStreams
 from dpfedls.sampling import Indices
 from dpfedls.server import Server, ServerState
+from dpfedls.threads import one_torch_thread
 from dpfedls.workers import ALONE, Workers
 
 log = logging.getLogger("dpfedls")
@@ -60,9 +55,10 @@ class Simulation:
         cohort = plan.sampler.sample(plan.num_clients, self.streams.sampling(t))
         order = self.streams.shuffling(t)
         total = torch.zeros_like(state.params, dtype=torch.float64)
-        for block in self._blocks(self.workers.share(cohort, self.data.sizes[cohort])):
-            updates = self.local_update(state.params, block, t, order)
-            total += clip(updates, plan.clip_norm).sum(dim=0, dtype=torch.float64)
+        with one_torch_thread():  # local updates bring threads of their own
+            for block in self._blocks(self.workers.share(cohort, self.data.sizes[cohort])):
+                updates = self.local_update(state.params, block, t, order)
+                total += clip(updates, plan.clip_norm).sum(dim=0, dtype=torch.float64)
         total = self.workers.total(total, t)
         return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
 
@@ -181,22 +177,10 @@ def federate(
         log.warning("noise_multiplier is 0: this is federated averaging and it is NOT private")
     data = data.to(next(model.parameters()).device)
     check_samples(model, data.features, data.targets, "clients", classify=loss is cross_entropy)
-    on_cpu = data.targets.device.type == "cpu"
-    # Torch's default precision is the process's, so other precisions keep to one thread.
-    threads = torch.get_num_threads() if on_cpu and local.dtype == torch.float32 else 1
-    if block_size is None:
-        held = max(1, _BLOCK_COORDINATES[data.targets.device.type] // server.layout.dim)
-        block_size = min(threads * held, _MOST_AT_ONCE)
+    update, at_once = fastest_update(model, loss, server.layout, data, local, plan.clip_norm)
+    block_size = at_once if block_size is None else block_size
     require_positive("block_size", block_size, "it is how many clients train at once")
-    update = VmappedUpdate(model, loss, server.layout, data, local, plan.clip_norm)
-    if threads > 1:
-        update = ThreadedUpdate(update, threads)
     return Simulation(data, update, server, streams, block_size)
-
-
-# Weights of all clients of a block: 4 MiB of float32, that a core's caches hold; 2 GiB of a GPU's.
-_BLOCK_COORDINATES = {"cpu": 2**20, "cuda": 2**29}
-_MOST_AT_ONCE = 65_535  # a GPU's grid has no more rows
 
 
 def find_device(name: str) -> torch.device:

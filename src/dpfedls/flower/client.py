@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -21,8 +22,9 @@ from dpfedls.clipping import clip
 from dpfedls.errors import InputError
 from dpfedls.evaluation import evaluate
 from dpfedls.experiments.recipe import Recipe
+from dpfedls.fastest import fastest_update
 from dpfedls.flower.replies import make_census, make_reply, unpack
-from dpfedls.local_update import Loss, VmappedUpdate, cross_entropy
+from dpfedls.local_update import LocalUpdate, Loss, cross_entropy
 from dpfedls.modules import check_model, check_samples
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.sampling import Indices
@@ -31,8 +33,6 @@ log = logging.getLogger("dpfedls")
 Samples: TypeAlias = tuple[Tensor, Tensor]
 LoadPeople: TypeAlias = Callable[[Context], Mapping[int, Samples]]
 """``people(context)`` gives this node's people: number in the population → samples."""
-
-_BLOCK_COORDINATES = 2**26  # 256 MiB of float32 weights for all people of a block
 
 
 def client_app(
@@ -128,7 +128,7 @@ class Node:
 
     def _blocks(self, people: Indices) -> Iterator[Indices]:
         """As in the simulation: people of like size share a block, so that little is padded."""
-        size = self.recipe.block_size or max(1, _BLOCK_COORDINATES // self.layout.dim)
+        size = self.recipe.block_size or self._local_update[1]
         by_size = people[np.argsort(self.data.sizes[people], kind="stable")]
         for start in range(0, len(by_size), size):
             yield by_size[start : start + size]
@@ -139,10 +139,8 @@ class Node:
         One person's data must never decide whether another's counts: that would let one move the
         sum by more than the clip norm.
         """
-        plan, local = self.recipe.plan, self.recipe.local
-        train = VmappedUpdate(self.model, self.loss, self.layout, self.data, local, plan.clip_norm)
         try:
-            return train(params, block, round_, key)
+            return self._local_update[0](params, block, round_, key)
         except Exception:
             if len(block) == 1:
                 log.exception("person %d could not be trained and counts as zero", block[0])
@@ -150,6 +148,11 @@ class Node:
         return torch.cat(
             [self._updates(params, block[[i]], round_, key) for i in range(len(block))]
         )
+
+    @cached_property
+    def _local_update(self) -> tuple[LocalUpdate, int]:
+        plan, local = self.recipe.plan, self.recipe.local
+        return fastest_update(self.model, self.loss, self.layout, self.data, local, plan.clip_norm)
 
     def _is_fit(self, person: int) -> bool:
         if self.data.sizes[person] == 0:

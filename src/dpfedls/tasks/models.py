@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
 
-from dpfedls.recurrence import recurrence
+from dpfedls.recurrence import LSTM, LastPosition
 
 
 def logistic_regression(inputs: int, classes: int) -> nn.Module:
@@ -58,52 +58,15 @@ def cnn(width: float = 1.0) -> nn.Sequential:
     )
 
 
-class LSTM(nn.Module):
-    """nn.LSTM(batch_first=True) with its cell written out: same parameters, same outputs.
-
-    Torch has no batching rule for the fused kernel, so it cannot train many clients at once.
-    """
-
-    def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
-        super().__init__()
-        self.hidden, self.layers = hidden, layers
-        bound = 1 / math.sqrt(hidden)
-        for layer in range(layers):
-            width = inputs if layer == 0 else hidden
-            for name, shape in (
-                (f"weight_ih_l{layer}", (4 * hidden, width)),
-                (f"weight_hh_l{layer}", (4 * hidden, hidden)),
-                (f"bias_ih_l{layer}", (4 * hidden,)),
-                (f"bias_hh_l{layer}", (4 * hidden,)),
-            ):
-                parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-                self.register_parameter(name, parameter)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        """Hidden states of the last layer, one for each position."""
-        states = sequence.transpose(0, 1)
-        for layer in range(self.layers):
-            weight_ih, weight_hh, bias_ih, bias_hh = (
-                getattr(self, f"{kind}_l{layer}")
-                for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            )
-            # The inputs' share of the gates needs no recurrence: one product for all positions.
-            driven = nn.functional.linear(states, weight_ih)
-            states = recurrence(driven, weight_hh, bias_ih + bias_hh)
-        return states.transpose(0, 1)
-
-
-class CharacterLSTM(nn.Module):
+def character_lstm(
+    characters: int, embedding: int = 8, hidden: int = 256, layers: int = 2
+) -> nn.Sequential:
     """Predict the next character: embedding, LSTM layers, a linear layer on the last state."""
-
-    def __init__(
-        self, characters: int, embedding: int = 8, hidden: int = 256, layers: int = 2
-    ) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(characters, embedding)
-        self.lstm = LSTM(embedding, hidden, layers)
-        self.output = nn.Linear(hidden, characters)
-
-    def forward(self, text: Tensor) -> Tensor:
-        """Scores of each character to come next."""
-        return self.output(self.lstm(self.embedding(text))[:, -1])
+    return nn.Sequential(
+        OrderedDict(
+            embedding=nn.Embedding(characters, embedding),
+            lstm=LSTM(embedding, hidden, layers),
+            last=LastPosition(),
+            output=nn.Linear(hidden, characters),
+        )
+    )

@@ -23,7 +23,7 @@ from dpfedls.clients import ClientData
 from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.files import data_file
-from dpfedls.tasks.models import CharacterLSTM
+from dpfedls.tasks.models import character_lstm
 from dpfedls.tasks.task import Task
 
 WINDOW = 80
@@ -55,7 +55,7 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
 
     return Task(
         ClientData(windows, following, bounds[:, 0], trained),
-        CharacterLSTM(alphabet),
+        character_lstm(alphabet),
         test=pick(bounds[:, 1] - WINDOW - tested, tested),
         validation=pick(bounds[:, 0] + trained, validated),
     )

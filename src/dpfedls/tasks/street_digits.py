@@ -22,6 +22,7 @@ from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.pretrain import pretrained_cnn
 from dpfedls.tasks.task import Task
+from dpfedls.threads import one_torch_thread
 
 Images = tuple[Tensor, Tensor]  # bytes, and the digits they show
 SIDE = 32
@@ -76,13 +77,8 @@ def draw(count: int, rng: torch.Generator) -> Images:
         of_its_own = torch.Generator().manual_seed(int(seeds[chunk]))
         images[own] = (255 * _draw(digits[own], of_its_own)).round_()
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a thread a chunk, none inside an operation
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, range(len(seeds))))  # a list, so that an error is raised here
-    finally:
-        torch.set_num_threads(threads)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool, one_torch_thread():
+        list(pool.map(fill, range(len(seeds))))  # a list, so that an error is raised here
     return images, digits
 
 

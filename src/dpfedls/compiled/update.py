@@ -1,0 +1,108 @@
+"""Local updates by machine code: each thread takes one client after another."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpfedls.clients import ClientData, as_input
+from dpfedls.compiled.program import Program, program_of
+from dpfedls.compiled.training import train
+from dpfedls.local_update import LocalSGD, Loss, cross_entropy, schedule
+from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.sampling import Indices
+from dpfedls.threads import one_torch_thread
+
+
+def compiled_update(
+    model: nn.Module,
+    loss: Loss,
+    layout: Layout,
+    data: ClientData,
+    local: LocalSGD,
+    clip_norm: float,
+) -> CompiledUpdate | None:
+    """The model's update as machine code; None where it is not a chain of layers known here.
+
+    Machine code looks no label up: the samples must have passed ``check_samples``.
+    """
+    on_cpu, plain = data.targets.device.type == "cpu", local.precision == "float32"
+    if not on_cpu or not plain or loss is not cross_entropy:
+        return None
+    program = program_of(model, layout, data.features, local.batch_size)
+    return program and CompiledUpdate(program, data, local, clip_norm)
+
+
+class CompiledUpdate:
+    """Every client alone, so its update is the same to the last bit whoever trains beside it."""
+
+    def __init__(
+        self, program: Program, data: ClientData, local: LocalSGD, clip_norm: float
+    ) -> None:
+        self.program, self.data, self.local = program, data, local
+        self.radius = clip_norm if local.projection == "step" else math.inf
+        self.targets = as_input(data.targets).contiguous().numpy()
+        self.threads = torch.get_num_threads()
+        self.pool = ThreadPoolExecutor(self.threads)  # the caller works too
+        self.own = threading.local()  # each thread's room to work in
+
+    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+        order, groups = schedule(self.local, self.data, clients, key)
+        every = (rows for group in groups for rows in group)
+        waiting = deque(zip(order.tolist(), clients[order].tolist(), every, strict=True))
+        updates = params.new_empty(len(clients), len(params))
+        centre, weights, rate = params.numpy(), updates.numpy(), self.local.rate(round_)
+
+        def work() -> None:
+            while waiting:
+                try:
+                    place, client, rows = waiting.pop()  # the longest first
+                except IndexError:  # another thread was faster
+                    return
+                self._train(centre, weights[place], client, rows, rate)
+
+        with one_torch_thread():
+            others = [self.pool.submit(work) for _ in range(min(self.threads, len(clients)) - 1)]
+            work()
+            for other in others:
+                other.result()
+        return updates
+
+    def _train(
+        self, centre: np.ndarray, weights: np.ndarray, client: int, rows: np.ndarray, rate: float
+    ) -> None:
+        start, size = int(self.data.starts[client]), int(self.data.sizes[client])
+        features = as_input(self.data.features[start : start + size])
+        for layer in self.program.first:
+            features = layer(features)
+        samples = features.reshape(size, self.program.inputs).contiguous().numpy()
+        nothing = np.empty((size, 0), np.float32 if self.program.symbols else np.int64)
+        numbers, symbols = (nothing, samples) if self.program.symbols else (samples, nothing)
+        train(
+            self.program.table, centre, weights, numbers, symbols,
+            self.targets[start : start + size], np.where(rows < 0, -1, rows - start),
+            rate, 1 - rate * self.local.weight_decay, self.radius, *self._room(),
+        )  # fmt: skip
+
+    def _room(self) -> tuple[np.ndarray | None, ...]:
+        """Values, slopes, places, gradient, room, starts, powers, symbols and labels of a batch."""
+        if not hasattr(self.own, "room"):
+            program, batch = self.program, self.program.batch
+            self.own.room = (
+                np.empty(batch * program.values, np.float32),
+                np.empty((2, batch * program.widest), np.float32),
+                np.empty(batch * program.places, np.int64) if program.images else None,
+                np.empty(program.most, np.float32),
+                np.empty(program.room, np.float32),
+                np.empty(program.starts, np.int64),
+                np.empty(program.powers, np.int32) if program.symbols else None,
+                np.empty(batch * program.inputs if program.symbols else 0, np.int64),
+                np.empty(batch, np.int64),
+            )
+        return self.own.room
