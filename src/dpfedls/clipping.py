@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dpfedls.parameters import Updates
+from dpfedls.parameters import Updates, Vector
 
 # A row is scaled by the root of its factor, twice: the factor of a huge row would be subnormal and
 # lose its digits. Both products and the root round each coordinate by half a unit in the last
@@ -25,3 +25,14 @@ def clip(updates: Updates, norm: float) -> Updates:
     roots = factors.sqrt().to(updates.dtype)[:, None]
     # Zero times NaN is NaN, so broken rows are written over, and seldom is there one.
     return (updates * roots).mul_(roots).masked_fill_(~torch.isfinite(lengths)[:, None], 0.0)
+
+
+def clipped_sum(updates: Updates, norm: float) -> Vector:
+    """The sum of the clipped rows in float64; few at a time, so that they stay in the caches."""
+    total = updates.new_zeros(updates.shape[1], dtype=torch.float64)
+    for rows in updates.split(max(1, _NEAR // max(1, updates.shape[1]))):
+        total += clip(rows, norm).sum(dim=0, dtype=torch.float64)
+    return total
+
+
+_NEAR = 2**17  # numbers

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedls.clients import ClientData
-from dpfedls.clipping import clip
+from dpfedls.clipping import clipped_sum
 from dpfedls.denoising import Denoiser, Identity
 from dpfedls.errors import InputError, require_positive
 from dpfedls.evaluation import evaluate
@@ -58,7 +58,7 @@ class Simulation:
         with one_torch_thread():  # local updates bring threads of their own
             for block in self._blocks(self.workers.share(cohort, self.data.sizes[cohort])):
                 updates = self.local_update(state.params, block, t, order)
-                total += clip(updates, plan.clip_norm).sum(dim=0, dtype=torch.float64)
+                total += clipped_sum(updates, plan.clip_norm)
         total = self.workers.total(total, t)
         return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
 

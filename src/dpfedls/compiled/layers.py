@@ -17,6 +17,7 @@ from dpfedls.compiled.products import add_combinations, add_dots, rows_at
 
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 ONCE = np.int64(1)  # a stride
+LANES = 16  # numbers of a processor's widest register: what is left of a row goes one by one
 
 
 @jit
@@ -24,6 +25,12 @@ def fill(out, value):
     """With one number."""
     for t in range(len(out)):
         out[t] = value
+
+
+@jit
+def whole(length):
+    """So many numbers, rounded up to whole registers."""
+    return (length + LANES - 1) // LANES * LANES
 
 
 @jit
@@ -106,15 +113,16 @@ def convolution(
     """Kernels of tall × wide over images with a margin of zeros, which ``padded`` keeps.
 
     A tap of a kernel sees the whole image shifted, one long row; so lines are as long as those
-    with margins, and what stands behind a line's real end is left out at last.
+    with margins, and what stands behind a line's real end is left out at last. Rows are rounded up
+    to whole registers, so behind each sample's images stand as many zeros.
     """
     line, lines = width + 2 * pad_x, height + 2 * pad_y
     out_width, out_height = line - wide + 1, lines - tall + 1
-    length, plane, taps = (out_height - 1) * line + out_width, lines * line, tall * wide
+    length, plane, taps = whole((out_height - 1) * line + out_width), lines * line, tall * wide
     bias = weights[outputs * channels * taps :]
     _taps(starts, channels, tall, wide, line, plane)
     for s in range(len(x) // (channels * height * width)):
-        own = padded[s * channels * plane :]
+        own = padded[s * (channels * plane + LANES) :]
         _pad(x[s * channels * height * width :], own, channels, height, width, pad_y, pad_x)
         for o in range(outputs):
             fill(room[o * length : (o + 1) * length], bias[o] if len(bias) else ZERO)
@@ -136,52 +144,44 @@ def convolution_backward(
     line, lines = width + 2 * pad_x, height + 2 * pad_y
     out_width, out_height = line - wide + 1, lines - tall + 1
     area, plane, taps = out_height * out_width, lines * line, tall * wide
-    length = (out_height - 1) * line + out_width
+    length = whole((out_height - 1) * line + out_width)
     count = len(d_y) // (outputs * area)
     bias = gradient[outputs * channels * taps :]
     _taps(starts, channels, tall, wide, line, plane)
     for s in range(count):
         for o in range(outputs):
             slopes = d_y[(s * outputs + o) * area : (s * outputs + o + 1) * area]
-            _spread(slopes, room[o * length :], out_height, out_width, line)
+            _spread(slopes, room[o * length : (o + 1) * length], out_height, out_width, line)
             if len(bias):
                 total = ZERO
                 for t in range(area):
                     total += slopes[t]
                 bias[o] += total
+        own = padded[s * (channels * plane + LANES) :]
         add_dots(
-            room, length, outputs, padded[s * channels * plane :], starts, channels * taps, length,
-            gradient, channels * taps,
-        )  # fmt: skip
+            room, length, outputs, own, starts, channels * taps, length, gradient, channels * taps
+        )
     if not wanted:
         return
     rest_y, rest_x = tall - 1 - pad_y, wide - 1 - pad_x
     line, lines = out_width + 2 * rest_x, out_height + 2 * rest_y
-    length, plane = (height - 1) * line + width, lines * line
+    length, plane = whole((height - 1) * line + width), lines * line
     turned = room[: channels * outputs * taps]
     for c in range(channels):
         for o in range(outputs):
             for k in range(taps):
                 kernel = (o * channels + c) * taps
                 turned[(c * outputs + o) * taps + k] = weights[kernel + taps - 1 - k]
-    slopes = room[len(turned) : len(turned) + outputs * plane]
+    slopes = room[len(turned) : len(turned) + outputs * plane + LANES]
     out = room[len(turned) + len(slopes) :]
     _taps(starts, outputs, tall, wide, line, plane)
     for s in range(count):
         _pad(d_y[s * outputs * area :], slopes, outputs, out_height, out_width, rest_y, rest_x)
         fill(out[: channels * length], ZERO)
         add_combinations(
-            turned,
-            outputs * taps,
-            ONCE,
-            channels,
-            slopes,
-            starts,
-            outputs * taps,
+            turned, outputs * taps, ONCE, channels, slopes, starts, outputs * taps, length, out,
             length,
-            out,
-            length,
-        )
+        )  # fmt: skip
         for c in range(channels):
             at = (s * channels + c) * height * width
             _lines(out[c * length :], d_x[at:], height, width, line)
@@ -201,7 +201,7 @@ def _taps(starts, channels, tall, wide, line, plane):
 @jit
 def _pad(images, padded, channels, height, width, pad_y, pad_x):
     line, lines = width + 2 * pad_x, height + 2 * pad_y
-    fill(padded[: channels * lines * line], ZERO)
+    fill(padded[: channels * lines * line + LANES], ZERO)
     for c in range(channels):
         for y in range(height):
             at, to = (c * height + y) * width, (c * lines + y + pad_y) * line + pad_x
@@ -217,11 +217,10 @@ def _lines(room, out, height, width, line):
 
 @jit
 def _spread(images, room, height, width, line):
-    """The way back: zeros behind a line's real end, but none behind the last line."""
+    """The way back: zeros behind every line's real end."""
+    fill(room, ZERO)
     for y in range(height):
         copy(images[y * width : (y + 1) * width], room[y * line : y * line + width])
-        if y + 1 < height:
-            fill(room[y * line + width : (y + 1) * line], ZERO)
 
 
 @jit

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dpfedls.chains import layers_of, serves_many
 from dpfedls.clients import as_input
 from dpfedls.compiled import training
+from dpfedls.compiled.layers import LANES
 from dpfedls.parameters import Layout
 from dpfedls.recurrence import LSTM, LastPosition
 
@@ -150,7 +151,8 @@ def _conv2d(layer: nn.Conv2d, at: _At) -> list[_Row]:
     rest_y, rest_x = tall - 1 - pad_y, wide - 1 - pad_x  # the margin of the way back
     if min(down, across) < 1 or min(rest_y, rest_x) < 0:
         return []
-    back = (across + 2 * rest_x) * (down + 2 * rest_y)
+    there = lines * line + LANES
+    back = (across + 2 * rest_x) * (down + 2 * rest_y) + LANES
     turned = channels * outputs * tall * wide
     return [
         _Row(
@@ -158,8 +160,8 @@ def _conv2d(layer: nn.Conv2d, at: _At) -> list[_Row]:
             (outputs, down, across),
             *at.weights(layer),
             (channels, height, width, outputs, tall, wide, pad_y, pad_x),
-            kept=channels * lines * line,
-            room=max(outputs * lines * line, turned + (outputs + channels) * back),
+            kept=channels * lines * line + LANES,
+            room=max(outputs * there, turned + (outputs + channels) * back),
             starts=max(channels, outputs) * tall * wide,
         )
     ]

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from dpfedls.clients import ClientData
-from dpfedls.clipping import clip
+from dpfedls.clipping import clipped_sum
 from dpfedls.errors import InputError
 from dpfedls.evaluation import evaluate
 from dpfedls.experiments.recipe import Recipe
@@ -109,7 +109,7 @@ class Node:
         total = torch.zeros(self.layout.dim, dtype=torch.float64, device=params.device)
         for block in self._blocks(people):
             updates = self._updates(params, block, round_, key)
-            total += clip(updates, self.recipe.plan.clip_norm).sum(dim=0, dtype=torch.float64)
+            total += clipped_sum(updates, self.recipe.plan.clip_norm)
         # One person's update is float32 and travels as such; a sum keeps its precision, so that
         # rounding cannot make one person count for more than the clip norm.
         return make_reply(total.float() if len(people) == 1 else total, self.layout, round_)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dpfedls.reproduce.cells import Cell, run_cells
-from dpfedls.reproduce.figures.lines import by_round, data_of, drawn, final
+from dpfedls.reproduce.figures.lines import by_round, data_of, drawn, final, of_seeds
 from dpfedls.reproduce.item import Item, Options, wanted
 from dpfedls.reproduce.style import (
     DASHES,
@@ -99,6 +99,8 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
                 band(place, line["rounds"], values, label=method, **look)
             if quantity == "attack_auc":
                 place.axhline(0.5, color=GREY, linewidth=0.8)
+                low, high = place.get_ylim()
+                place.set_ylim(min(low, 0.45), max(high, 0.6))  # a coin's noise shall look small
                 head(place, j, f"{panel[0]}, z = {panel[1]:g}")
             if j == 0:
                 place.set_ylabel(name)
@@ -117,7 +119,6 @@ def _line(lines: list[dict[str, Any]], sampling: str, z: float, method: str) -> 
 
 
 def _caption(lines: list[dict[str, Any]], seeds: int) -> str:
-    spread = ", with bands of one standard deviation" if seeds > 1 else ""
     listed = "; ".join(
         f"{sampling}, z {z:g}: "
         + ", ".join(
@@ -129,7 +130,7 @@ def _caption(lines: list[dict[str, Any]], seeds: int) -> str:
     return f"""
         Top: the area under the ROC of an attack that calls a sample a member if its loss is below a
         threshold, up to 10,000 members against as many others; 0.5 (grey) is a coin. Below: how
-        training went. Means over {seeds} seeds{spread}; non-DP has neither noise nor clipping,
+        training went. {of_seeds(seeds).capitalize()}; non-DP has neither noise nor clipping,
         DP-Fed-LS smooths with σ = 1.
 
         The paper says: without DP the risk is high, DP lowers it much, and DP-Fed-LS may lower it

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dpfedls.reproduce.cells import Cell, run_cells
-from dpfedls.reproduce.figures.lines import by_round, data_of, drawn, final, mean
+from dpfedls.reproduce.figures.lines import by_round, data_of, drawn, final, mean, of_seeds
 from dpfedls.reproduce.item import Item, Options, wanted
 from dpfedls.reproduce.style import (
     DASHES,
@@ -207,14 +207,13 @@ def _name(strength: float) -> str:
 
 
 def _caption(lines: list[dict[str, Any]], paper: str, seeds: int) -> str:
-    spread = ", with bands of one standard deviation" if seeds > 1 else ""
     parts = []
     for sampling in dict.fromkeys(line["sampling"] for line in lines):
         own = [line for line in lines if line["sampling"] == sampling]
         parts.append(_seen(sampling, own))
     return f"""
         Loss and accuracy on the clients' own samples (training) and on validation samples, by
-        round: means over {seeds} seeds{spread}. Insets: the last third.
+        round: {of_seeds(seeds)}. Insets: the last third.
 
         The paper says: {paper}. We see: {" ".join(parts)}
     """
@@ -224,7 +223,7 @@ def _seen(sampling: str, lines: list[dict[str, Any]]) -> str:
     """The end of the validation accuracy, and until when plain DP-Fed is ahead."""
     ends = [final(line, "validation_accuracy") for line in lines]
     listed = ", ".join(
-        f"{end:.2f} ± {spread:.2f} (σ = {line['strength']:g})"
+        f"{end:.2f}{f' ± {spread:.2f}' if spread else ''} (σ = {line['strength']:g})"
         for line, (end, spread) in zip(lines, ends, strict=True)
     )
     plain, *smoothed = (mean(line, "validation_accuracy") for line in lines)

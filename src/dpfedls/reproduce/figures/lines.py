@@ -55,3 +55,8 @@ def final(line: dict[str, Any], quantity: str) -> tuple[float, float]:
     """As drawn after the last round: mean and standard deviation; one seed deviates by 0."""
     last = drawn(line, quantity)[:, -1]
     return float(last.mean()), float(last.std(ddof=1)) if len(last) > 1 else 0.0
+
+
+def of_seeds(count: int) -> str:
+    """What a line shows."""
+    return "one seed" if count == 1 else f"means over {count} seeds, with bands of one deviation"
