@@ -6,10 +6,11 @@ import math
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpfedls.clients import ClientData, as_input
 from dpfedls.compiled.program import Program, program_of
@@ -56,8 +57,7 @@ class CompiledUpdate:
         order, groups = schedule(self.local, self.data, clients, key)
         every = (rows for group in groups for rows in group)
         waiting = deque(zip(order.tolist(), clients[order].tolist(), every, strict=True))
-        updates = params.new_empty(len(clients), len(params))
-        centre, weights, rate = params.numpy(), updates.numpy(), self.local.rate(round_)
+        updates, rate = params.new_empty(len(clients), len(params)), self.local.rate(round_)
 
         def work() -> None:
             while waiting:
@@ -65,7 +65,7 @@ class CompiledUpdate:
                     place, client, rows = waiting.pop()  # the longest first
                 except IndexError:  # another thread was faster
                     return
-                self._train(centre, weights[place], client, rows, rate)
+                updates[place] = self._train(params, client, rows, rate)
 
         with one_torch_thread():
             others = [self.pool.submit(work) for _ in range(min(self.threads, len(clients)) - 1)]
@@ -74,9 +74,7 @@ class CompiledUpdate:
                 other.result()
         return updates
 
-    def _train(
-        self, centre: np.ndarray, weights: np.ndarray, client: int, rows: np.ndarray, rate: float
-    ) -> None:
+    def _train(self, params: Vector, client: int, rows: np.ndarray, rate: float) -> Tensor:
         start, size = int(self.data.starts[client]), int(self.data.sizes[client])
         features = as_input(self.data.features[start : start + size])
         for layer in self.program.first:
@@ -84,25 +82,50 @@ class CompiledUpdate:
         samples = features.reshape(size, self.program.inputs).contiguous().numpy()
         nothing = np.empty((size, 0), np.float32 if self.program.symbols else np.int64)
         numbers, symbols = (nothing, samples) if self.program.symbols else (samples, nothing)
+        centre, weights, *room = self._room(len(params))
+        centre[:] = params.numpy()
         train(
             self.program.table, centre, weights, numbers, symbols,
             self.targets[start : start + size], np.where(rows < 0, -1, rows - start),
-            rate, 1 - rate * self.local.weight_decay, self.radius, *self._room(),
+            rate, 1 - rate * self.local.weight_decay, self.radius, *room,
         )  # fmt: skip
+        return torch.from_numpy(weights)
 
-    def _room(self) -> tuple[np.ndarray | None, ...]:
-        """Values, slopes, places, gradient, room, starts, powers, symbols and labels of a batch."""
+    def _room(self, dim: int) -> tuple[Any, ...]:
+        """Centre, weights, and what ``train`` asks for in its last arguments; a thread's own."""
         if not hasattr(self.own, "room"):
             program, batch = self.program, self.program.batch
-            self.own.room = (
-                np.empty(batch * program.values, np.float32),
-                np.empty((2, batch * program.widest), np.float32),
-                np.empty(batch * program.places, np.int64) if program.images else None,
-                np.empty(program.most, np.float32),
-                np.empty(program.room, np.float32),
-                np.empty(program.starts, np.int64),
-                np.empty(program.powers, np.int32) if program.symbols else None,
-                np.empty(batch * program.inputs if program.symbols else 0, np.int64),
-                np.empty(batch, np.int64),
+            symbols = batch * program.inputs if program.symbols else 0
+            self.own.room = _apart(
+                ((dim,), np.float32),
+                ((dim,), np.float32),
+                ((batch * program.values,), np.float32),
+                ((2, batch * program.widest), np.float32),
+                ((batch * program.places,), np.int64) if program.images else None,
+                ((program.most,), np.float32),
+                ((program.room,), np.float32),
+                ((program.starts,), np.int64),
+                ((program.powers,), np.int32) if program.symbols else None,
+                ((symbols,), np.int64),
+                ((batch,), np.int64),
             )
         return self.own.room
+
+
+def _apart(*wanted: tuple[tuple[int, ...], type] | None) -> tuple[np.ndarray | None, ...]:
+    """Arrays out of one piece of memory, always the same way apart, and far.
+
+    Machine code asks how near two arrays lie before it treats many of their numbers at once, and
+    one at a time they may round otherwise: a client's update would depend on where memory was free.
+    """
+    sizes = [math.prod(w[0]) * np.dtype(w[1]).itemsize if w else 0 for w in wanted]
+    starts = np.cumsum([0, *(-(-size // _LINE) * _LINE + _FAR for size in sizes)]).tolist()
+    memory = np.empty(starts[-1] + _LINE, np.uint8)
+    memory = memory[-memory.ctypes.data % _LINE :]
+    return tuple(
+        w and memory[at : at + size].view(w[1]).reshape(w[0])
+        for w, size, at in zip(wanted, sizes, starts, strict=False)
+    )
+
+
+_LINE, _FAR = 64, 4096  # bytes
