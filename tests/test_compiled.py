@@ -154,6 +154,17 @@ def test_nothing_of_one_person_reaches_anothers_update(name):
     assert torch.equal(before(params, np.arange(6), 0, 7)[others], found[others])
 
 
+def test_not_a_number_survives_pooling():
+    """It stands before larger pixels of its tile, and must not be forgotten for them."""
+    features = torch.ones(1, 1, 4, 4)
+    features[0, 0, 0, 0] = torch.nan
+    data = ClientData.from_pairs([(features, torch.zeros(1).long())])
+    model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+    update = compiled_update(model, cross_entropy, Layout.of(model), data, LOCAL, CLIP)
+    assert update is not None
+    assert update(Layout.of(model).read(model), np.array([0]), 0, 7).isnan().any()
+
+
 class Doubled(nn.Linear):
     def forward(self, input):  # noqa: A002 - torch's name
         return 2 * super().forward(input)
@@ -171,6 +182,24 @@ def hooked() -> nn.Module:
     return model
 
 
+def heard_backwards() -> nn.Module:
+    model = nn.Linear(6, 3)
+    model.register_full_backward_hook(lambda *_: None)
+    return model
+
+
+def with_a_forward_of_its_own() -> nn.Module:
+    model = nn.Linear(6, 3)
+    model.forward = lambda x: 2 * nn.Linear.forward(model, x)
+    return model
+
+
+def with_another_weight() -> nn.Module:
+    model = nn.Linear(6, 3)
+    model.weight = nn.Parameter(torch.randn(1, 6))  # torch adds three biases to one score
+    return model
+
+
 def shared() -> nn.Module:
     layer = nn.Linear(6, 6)
     return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 3))
@@ -183,6 +212,9 @@ def shared() -> nn.Module:
         (lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3)), (6,)),
         (frozen, (6,)),
         (hooked, (6,)),
+        (heard_backwards, (6,)),
+        (with_a_forward_of_its_own, (6,)),
+        (with_another_weight, (6,)),
         (shared, (6,)),
         (lambda: nn.Linear(6, 3), (2, 6)),  # scores of several positions
         (lambda: _images(nn.Conv2d(2, 3, 3, stride=2), 12), (2, 6, 6)),

@@ -83,7 +83,10 @@ def serves_many(layer: nn.Module) -> bool:
 
 
 def _hooked(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+    """Whether somebody listens in, or has given this one layer another forward."""
+    before, after = layer._forward_pre_hooks, layer._forward_hooks
+    back = (layer._backward_pre_hooks, layer._backward_hooks)
+    return any((before, after, *back)) or "forward" in vars(layer)
 
 
 def _plain(layer: nn.Module) -> bool:

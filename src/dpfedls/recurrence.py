@@ -35,7 +35,7 @@ class LSTM(nn.Module):
 
     def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
         super().__init__()
-        self.hidden, self.layers = hidden, layers
+        self.inputs, self.hidden, self.layers = inputs, hidden, layers
         bound = 1 / math.sqrt(hidden)
         for layer in range(layers):
             width = inputs if layer == 0 else hidden

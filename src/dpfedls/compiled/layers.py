@@ -231,14 +231,15 @@ def max_pool(x, y, places, width, size):
         out, found = y[line * across : (line + 1) * across], places[line * across :]
         for j in range(across):
             out[j] = -np.inf
-            found[j] = 0
+            found[j] = line * size * width + j * size
         for k in range(size * size):
             first = (line * size + k // size) * width + k % size
             row = x[first : first + (across - 1) * size + 1]
             for j in range(across):
-                largest = not row[j * size] <= out[j]  # NaN is larger than all
+                value = row[j * size]
+                largest = value > out[j] or value != value  # NaN is larger than all, and stays
                 found[j] = first + j * size if largest else found[j]
-                out[j] = row[j * size] if largest else out[j]
+                out[j] = value if largest else out[j]
 
 
 @jit

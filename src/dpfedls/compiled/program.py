@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -89,7 +89,7 @@ def program_of(model: nn.Module, layout: Layout, features: Tensor, batch: int) -
         behind = "sequence" if rows and rows[-1].kind in _SEQUENCES else "sample"
         behind = "symbols" if symbols and not rows else behind
         make = _MAKERS[behind].get(type(layer))
-        made = make and make(layer, _At(prefix, shape, places, batch))
+        made = make and _as_made(layer) and make(layer, _At(prefix, shape, places, batch))
         if not made:
             return None
         rows += made
@@ -100,6 +100,30 @@ def program_of(model: nn.Module, layout: Layout, features: Tensor, batch: int) -
     return _assembled(
         [r for r in rows if r.kind != _NOTHING], tuple(first), symbols, numbers, batch
     )
+
+
+def _as_made(layer: Any) -> bool:
+    """Whether its tensors are those that its options speak of: somebody may have put in others."""
+    expected: dict[str, tuple[int, ...]] = {}
+    if isinstance(layer, nn.Linear):
+        expected["weight"] = (layer.out_features, layer.in_features)
+    elif isinstance(layer, nn.Conv2d):
+        expected["weight"] = (layer.out_channels, layer.in_channels, *layer.kernel_size)
+    elif isinstance(layer, nn.Embedding):
+        expected["weight"] = (layer.num_embeddings, layer.embedding_dim)
+    elif isinstance(layer, LSTM):
+        gates, wide = 4 * layer.hidden, layer.inputs
+        for number in range(layer.layers):
+            expected |= {
+                f"weight_ih_l{number}": (gates, wide),
+                f"weight_hh_l{number}": (gates, layer.hidden),
+                f"bias_ih_l{number}": (gates,),
+                f"bias_hh_l{number}": (gates,),
+            }
+            wide = layer.hidden
+    if getattr(layer, "bias", None) is not None:
+        expected["bias"] = expected["weight"][:1]
+    return [(n, tuple(p.shape)) for n, p in layer.named_parameters()] == list(expected.items())
 
 
 def _assembled(
@@ -206,6 +230,8 @@ def _embedding(layer: nn.Embedding, at: _At) -> list[_Row]:
 
 def _lstm(layer: LSTM, at: _At) -> list[_Row]:
     (positions, inputs), hidden = at.shape, layer.hidden
+    if inputs != layer.inputs:
+        return []
     rows = []
     for number in range(layer.layers):
         wide = inputs if number == 0 else hidden
