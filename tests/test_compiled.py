@@ -11,8 +11,10 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from dpfedls.clients import ClientData
-from dpfedls.compiled.jit import jit
+from dpfedls.compiled import jit as jit_module
+from dpfedls.compiled.training import loss_slopes
 from dpfedls.compiled.update import CompiledUpdate, compiled_update
+from dpfedls.errors import InputError
 from dpfedls.local_update import LocalSGD, LoopedUpdate, cross_entropy
 from dpfedls.parameters import Layout
 from dpfedls.tasks.models import LSTM, LastPosition, Standardise, character_lstm, cnn
@@ -127,15 +129,41 @@ def test_it_trains_as_the_slow_twin_does(name, local):
     assert not found[2].any()  # who has no samples moves nothing
 
 
-@pytest.mark.parametrize("name", ["linear", "convolution", "LSTM"])
-def test_an_update_is_the_same_to_the_last_bit_whoever_trains_beside_it(name):
-    """In another order, in fewer threads, after others have used the room to work in."""
-    update, params = compiled(name)
-    together = update(params, np.arange(6), 0, 7)
-    update.threads = 1
-    alone = [update(params, np.array([j]), 0, 7)[0] for j in (5, 0, 3)]
-    for j, own in zip((5, 0, 3), alone, strict=True):
-        assert torch.equal(own, together[j])
+@pytest.mark.parametrize("classes", [3, 10, 20])
+def test_an_update_is_the_same_to_the_last_bit_whoever_trains_beside_it(classes):
+    """In other blocks and orders, in one thread and two, in memory that lies elsewhere."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, classes))
+    pairs = [(torch.randn(n, 16), torch.randint(classes, (n,))) for n in SIZES]
+    data, layout = ClientData.from_pairs(pairs), Layout.of(model)
+    params, found = layout.read(model), []
+    for threads, block in (
+        (2, [0, 1, 2, 3, 4, 5]),
+        (1, [5, 3]),
+        (1, [3]),
+        (2, [3, 0]),
+        (3, [4, 3]),
+    ):
+        update = compiled_update(model, cross_entropy, layout, data, LOCAL, CLIP)
+        assert update is not None
+        update.threads = threads
+        lost = [np.empty(n + 7) for n in range(block[0], 40)]  # memory is taken elsewhere each time
+        found.append(update(params, np.array(block), 0, 7)[block.index(3)])
+        del lost
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("classes", range(1, 60, 3))
+def test_the_losss_slopes_do_not_depend_on_where_memory_was_free(classes):
+    rng = np.random.default_rng(classes)
+    memory, scores = np.empty(1000, np.float32), rng.normal(size=classes).astype(np.float32)
+    found = set()
+    for gap in range(0, 300, 2):
+        own, out = memory[:classes], memory[classes + gap : 2 * classes + gap]
+        own[:] = scores
+        loss_slopes(own, np.zeros(1, np.int64), out)
+        found.add(out.tobytes())
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("name", ["linear", "convolution"])
@@ -260,7 +288,50 @@ def test_symbols_sequences_and_numbers_do_not_mix(model, features):
     assert compiled_update(model, cross_entropy, Layout.of(model), data, LOCAL, CLIP) is None
 
 
-def test_code_that_cannot_be_kept_on_disk_is_compiled_all_the_same():
-    space: dict = {}
-    exec("def double(x): return 2 * x", space)  # a function of no file has no cache
-    assert jit(space["double"])(21) == 42
+def test_without_a_folder_to_keep_it_in_code_is_compiled_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert jit_module._cache() is None
+    monkeypatch.setattr(jit_module, "_CACHE", None)
+    assert jit_module.jit(lambda x: 2 * x)(21) == 42
+
+
+@pytest.mark.parametrize("wrong", ["label", "label to be left out", "symbol"])
+def test_what_is_no_place_in_memory_is_refused(wrong):
+    """Machine code would read or write there; a layer before it may have made the symbol."""
+    model, layout, data = federation("LSTM")
+    if wrong == "symbol":
+        data.features[3] = 5
+    else:
+        data.targets[3] = 3 if wrong == "label" else -100
+    update = compiled_update(model, cross_entropy, layout, data, LOCAL, CLIP)
+    assert update is not None
+    with pytest.raises(InputError, match="client 0 has a label beyond the model's 3 outputs, or"):
+        update(layout.read(model), np.arange(6), 0, 7)
+
+
+def test_no_more_samples_are_prepared_than_are_seen():
+    seen = []
+
+    class Counted(Standardise):
+        def forward(self, images):
+            seen.append(len(images))
+            return super().forward(images)
+
+    model = nn.Sequential(Counted((0.5,), (0.2,)), nn.Flatten(), nn.Linear(16, 3))
+    pair = (torch.randint(256, (1000, 1, 4, 4), dtype=torch.uint8), torch.randint(3, (1000,)))
+    data, layout = ClientData.from_pairs([pair]), Layout.of(model)
+    local = LocalSGD(steps=2, batch_size=4)
+    update = compiled_update(model, cross_entropy, layout, data, local, CLIP)
+    assert update is not None
+    found = update(layout.read(model), np.array([0]), 0, 7)
+    assert seen[-1] == 8
+    twin = LoopedUpdate(model, cross_entropy, layout, data, local, CLIP)
+    expected = twin(layout.read(model), np.array([0]), 0, 7)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
+
+
+def test_layers_of_no_width_are_left_to_torch():
+    model = nn.Sequential(nn.Linear(6, 0), nn.Linear(0, 3))
+    data = ClientData.from_pairs([(torch.randn(4, 6), torch.zeros(4).long())])
+    assert compiled_update(model, cross_entropy, Layout.of(model), data, LOCAL, CLIP) is None

@@ -38,7 +38,7 @@ ALLOWED = {
         *("clients", "clipping", "denoising", "evaluation", "fastest", "local_update", "modules"),
         *("parameters", "privacy", "randomness", "sampling", "server", "threads", "workers"),
     },
-    "fastest": {"clients", "compiled", "local_update", "parameters"},
+    "fastest": {"clients", "compiled", "local_update", "parameters", "threads"},
     "compiled": {
         *("chains", "clients", "local_update", "parameters", "recurrence", "sampling", "threads"),
     },

@@ -152,3 +152,11 @@ def test_projection_moves_only_what_is_outside():
 def test_settings_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         local(**changes)
+
+
+@pytest.mark.parametrize("far", [1e2, 1e6, 1e8])
+def test_from_however_far_projection_leads_to_the_ball(far):
+    centre, way = torch.randn(50), torch.randn(50)
+    weights = (centre + far * way / way.norm())[None]
+    project([weights], [centre], 0.1)
+    assert (weights[0] - centre).norm() == pytest.approx(0.1, rel=1e-3)

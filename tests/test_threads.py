@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from dpfedls import PoissonSampling, PrivacyPlan, local_update, train
 from dpfedls.clients import ClientData
 from dpfedls.local_update import LocalSGD, ThreadedUpdate, VmappedUpdate, cross_entropy
 from dpfedls.parameters import Layout
+from dpfedls.threads import one_torch_thread, usual_threads
 
 
 @pytest.fixture
@@ -44,7 +48,9 @@ def test_a_simulation_on_two_threads_is_the_same_simulation(monkeypatch):
         sampler=PoissonSampling(rate=0.5), num_clients=20, rounds=3, clip_norm=0.3,
         noise_multiplier=1.0,
     )  # fmt: skip
-    model, local = torch.nn.Linear(6, 3), LocalSGD(epochs=2, batch_size=2)
+    # GELU, which machine code does not know: this is about blocks and threads of torch's.
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.GELU())
+    local = LocalSGD(epochs=2, batch_size=2)
     before, models = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
@@ -53,8 +59,35 @@ def test_a_simulation_on_two_threads_is_the_same_simulation(monkeypatch):
                 made = train(
                     model=model, clients=clients, plan=plan, local=local, block_size=block_size
                 )
-                models.append(made.model.weight.detach())
+                models.append(made.model[0].weight.detach())
     finally:
         torch.set_num_threads(before)
     for other in models[1:]:
         torch.testing.assert_close(other, models[0], atol=1e-6, rtol=0)
+
+
+def test_torch_gets_its_threads_back_whoever_leaves_first():
+    """Nested, and from two threads that leave in the order they came."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    entered, leave = Event(), Event()
+
+    def other() -> int:
+        with one_torch_thread():
+            entered.set()
+            leave.wait(60)
+        return torch.get_num_threads()
+
+    try:
+        with ThreadPoolExecutor(1) as pool, one_torch_thread():
+            with one_torch_thread():
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 1  # still inside
+            assert usual_threads() == 2
+            late = pool.submit(other)
+            entered.wait(60)
+            leave.set()
+            assert late.result() == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from dpfedls.clients import ClientData
 from dpfedls.local_update import LocalSGD, LocalUpdate, Loss, ThreadedUpdate, VmappedUpdate
 from dpfedls.parameters import Layout
+from dpfedls.threads import usual_threads
 
 
 def fastest_update(
@@ -21,13 +21,12 @@ def fastest_update(
     """A local update, and how many clients to give it at once.
 
     On a GPU many at once by batched operations; on a CPU each alone as machine code where the model
-    is a chain of known layers, and else again many at once. Clients' samples must have passed
-    ``check_samples``.
+    is a chain of known layers, and else again many at once.
     """
     parts = (model, loss, layout, data, local, clip_norm)
     if data.targets.device.type != "cpu":
         return VmappedUpdate(*parts), min(max(1, _ON_GPU // layout.dim), _MOST_AT_ONCE)
-    threads, held = torch.get_num_threads(), max(1, _ON_CPU // layout.dim)
+    threads, held = usual_threads(), max(1, _ON_CPU // layout.dim)
     if local.precision != "float32":  # torch's default precision is the process's, not a thread's
         return VmappedUpdate(*parts), held
     from dpfedls.compiled.update import compiled_update  # here, since Numba takes a moment to load

@@ -322,4 +322,6 @@ def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
     ]
     inside = (radius / torch.stack(lengths).norm(dim=0)).clamp(max=1.0)
     for w, c in zip(weights, centre, strict=True):
-        w.lerp_(c, (1.0 - inside).view(-1, *(1,) * c.dim()))
+        share = inside.view(-1, *(1,) * c.dim())
+        # Not by a share of 1 - inside: of a long way nothing would be left but its rounding.
+        w.copy_(torch.where(share < 1.0, c + share * (w - c), w))

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_lock = threading.Lock()
+_mine = threading.local()  # how deep this thread is inside
+_threads_inside, _usual = 0, 1
+
+
+def usual_threads() -> int:
+    """How many threads torch has when nobody keeps it to one."""
+    with _lock:
+        return _usual if _threads_inside else torch.get_num_threads()
 
 
 @contextmanager
@@ -13,10 +24,21 @@ def one_torch_thread() -> Iterator[None]:
     """Keep torch to the thread that calls it.
 
     Its own threads stay awake for a while after each operation, and would take the cores from ours.
+    Several threads may be inside, and a thread several times.
     """
-    before = torch.get_num_threads()
+    global _threads_inside, _usual
+    if getattr(_mine, "inside", False):
+        yield
+        return
+    with _lock:
+        _usual = _usual if _threads_inside else torch.get_num_threads()
+        _threads_inside += 1
+    _mine.inside = True
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        _mine.inside = False
+        with _lock:
+            _threads_inside -= 1
+        torch.set_num_threads(_usual)

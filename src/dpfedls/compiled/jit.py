@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ config: Any = numba.config  # pyright: ignore[reportPrivateImportUsage]
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile when first called, and run without Python's lock, so that threads do not wait.
 
-    Sums may be regrouped, as a vectorised loop must; infinities and NaN keep their meaning.
+    Sums may be regrouped, as a vectorised loop must; infinities and NaN keep their meaning. A loop
+    that stores as well as sums may be vectorised or not by how near its arrays lie, and then rounds
+    otherwise: sum in a loop of its own, or see to where the arrays lie (``update._apart``).
     """
     options: dict[str, Any] = {
         "nogil": True,
@@ -24,20 +27,28 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
         "fastmath": {"reassoc", "contract", "nsz"},
         "no_cfunc_wrapper": True,
     }
-    before, config.CACHE_DIR = config.CACHE_DIR, str(_CACHE)
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(_CACHE or before)
     try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder to keep it in: compiled anew by every process
-        return numba.njit(**options)(function)
+        return numba.njit(cache=_CACHE is not None, **options)(function)
     finally:
         config.CACHE_DIR = before
 
 
-def _cache() -> Path:
-    """A folder for these very sources: Numba looks only at the file of the outermost function."""
+def _cache() -> Path | None:
+    """A folder for these very sources: Numba looks only at the file of the outermost function.
+
+    None where there is no such folder, and every process compiles anew.
+    """
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "dpfedls" / f"compiled-{hashlib.sha256(sources).hexdigest()[:12]}"
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = home / "dpfedls" / f"compiled-{hashlib.sha256(sources).hexdigest()[:12]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, RuntimeError):
+        return None
+    return folder
 
 
 _CACHE = _cache()

@@ -74,7 +74,7 @@ def program_of(model: nn.Module, layout: Layout, features: Tensor, batch: int) -
     layers = layers_of(model, layout)
     if layers is None:
         return None
-    sample, first = as_input(features[:1]), []
+    sample, first = as_input(torch.zeros_like(features[:1])), []  # its shape and dtype count
     while layers and serves_many(layers[0][0]):
         first.append(layers.pop(0)[0])
         sample = first[-1](sample)
@@ -94,12 +94,10 @@ def program_of(model: nn.Module, layout: Layout, features: Tensor, batch: int) -
             return None
         rows += made
         shape = rows[-1].shape
-    if len(shape) != 1 or len(rows) == 0:
+    rows, numbers = [row for row in rows if row.kind != _NOTHING], math.prod(sample.shape[1:])
+    if len(shape) != 1 or not rows or 0 in (numbers, *(math.prod(row.shape) for row in rows)):
         return None
-    numbers = math.prod(sample.shape[1:])
-    return _assembled(
-        [r for r in rows if r.kind != _NOTHING], tuple(first), symbols, numbers, batch
-    )
+    return _assembled(rows, tuple(first), symbols, numbers, batch)
 
 
 def _as_made(layer: Any) -> bool:

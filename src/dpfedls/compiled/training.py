@@ -20,7 +20,7 @@ _AT_ONCE = 2**14  # weights whose gradient is made and used before the next: 64 
 
 @jit
 def train(
-    table, centre, weights, features, symbols, targets, rows, rate, keep, radius,
+    table, centre, weights, features, symbols, alphabet, targets, rows, rate, keep, radius,
     values, slopes, places, gradient, room, starts, powers, batch_symbols, batch_targets,
 ):  # fmt: skip
     """Train from the centre on the batches in ``rows``; what is left in ``weights`` is the update.
@@ -28,11 +28,17 @@ def train(
     A row below zero stands for no sample (see ``schedule``). What follows ``radius`` is room to
     work in, and keeps nothing from one call to the next. ``places`` is None where no layer is one
     of images, ``powers`` where none is one of sequences: their code is then not even compiled.
+    False where a symbol or a label is none that the model knows.
     """
     layers.copy(centre, weights)
     last = table[len(table) - 1]
     for batch in rows:
-        count = gather(batch, features, symbols, targets, values, batch_symbols, batch_targets)
+        count = gather(
+            batch, features, symbols, targets, alphabet, last[OUTPUTS], values, batch_symbols,
+            batch_targets,
+        )  # fmt: skip
+        if count < 0:
+            return False
         said = batch_symbols[: count * symbols.shape[1]]
         forward(table, weights, count, said, values, places, room, starts, powers)
         at = count * last[AT_OUTPUT]
@@ -48,18 +54,29 @@ def train(
                 weights[t] = centre[t] + inside * (weights[t] - centre[t])
     for t in range(len(weights)):
         weights[t] -= centre[t]
+    return True
 
 
 @jit
-def gather(batch, features, symbols, targets, values, batch_symbols, batch_targets):
-    """The batch's real samples, side by side; how many they are."""
+def gather(
+    batch, features, symbols, targets, alphabet, classes, values, batch_symbols, batch_targets
+):  # fmt: skip
+    """The batch's real samples, side by side; how many they are, or -1 if one is out of bounds.
+
+    Everything behind trusts symbols and labels as places in memory: here they are looked at.
+    """
     count = 0
     for row in batch:
         if row >= 0:
             wide = features.shape[1]
             layers.copy(features[row], values[count * wide : (count + 1) * wide])
             wide = symbols.shape[1]
-            layers.copy(symbols[row], batch_symbols[count * wide : (count + 1) * wide])
+            for t in range(wide):
+                if not 0 <= symbols[row, t] < alphabet:
+                    return -1
+                batch_symbols[count * wide + t] = symbols[row, t]
+            if not 0 <= targets[row] < classes:
+                return -1
             batch_targets[count] = targets[row]
             count += 1
     return count
@@ -175,6 +192,7 @@ def loss_slopes(scores, targets, slopes):
             highest = max(highest, own[k])
         for k in range(classes):
             out[k] = math.exp(own[k] - highest)
+        for k in range(classes):  # by itself: see ``jit``
             total += out[k]
         share = np.float32(1) / np.float32(count)
         for k in range(classes):

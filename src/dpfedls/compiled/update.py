@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from dpfedls.clients import ClientData, as_input
 from dpfedls.compiled.program import Program, program_of
 from dpfedls.compiled.training import train
+from dpfedls.errors import InputError
 from dpfedls.local_update import LocalSGD, Loss, cross_entropy, schedule
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.sampling import Indices
-from dpfedls.threads import one_torch_thread
+from dpfedls.threads import one_torch_thread, usual_threads
 
 
 def compiled_update(
@@ -29,14 +30,12 @@ def compiled_update(
     local: LocalSGD,
     clip_norm: float,
 ) -> CompiledUpdate | None:
-    """The model's update as machine code; None where it is not a chain of layers known here.
-
-    Machine code looks no label up: the samples must have passed ``check_samples``.
-    """
+    """The model's update as machine code; None where it is not a chain of layers known here."""
     on_cpu, plain = data.targets.device.type == "cpu", local.precision == "float32"
     if not on_cpu or not plain or loss is not cross_entropy:
         return None
-    program = program_of(model, layout, data.features, local.batch_size)
+    batch = min(local.batch_size, int(data.sizes.max(initial=1)))  # nobody fills a larger one
+    program = program_of(model, layout, data.features, batch)
     return program and CompiledUpdate(program, data, local, clip_norm)
 
 
@@ -47,10 +46,10 @@ class CompiledUpdate:
         self, program: Program, data: ClientData, local: LocalSGD, clip_norm: float
     ) -> None:
         self.program, self.data, self.local = program, data, local
-        self.radius = clip_norm if local.projection == "step" else math.inf
+        self.radius = float(clip_norm) if local.projection == "step" else math.inf
         self.targets = as_input(data.targets).contiguous().numpy()
-        self.threads = torch.get_num_threads()
-        self.pool = ThreadPoolExecutor(self.threads)  # the caller works too
+        self.threads = usual_threads()
+        self.pool = ThreadPoolExecutor(self.threads)
         self.own = threading.local()  # each thread's room to work in
 
     def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
@@ -60,36 +59,55 @@ class CompiledUpdate:
         updates, rate = params.new_empty(len(clients), len(params)), self.local.rate(round_)
 
         def work() -> None:
-            while waiting:
+            while True:
                 try:
                     place, client, rows = waiting.pop()  # the longest first
-                except IndexError:  # another thread was faster
+                except IndexError:  # none is left
                     return
                 updates[place] = self._train(params, client, rows, rate)
 
         with one_torch_thread():
             others = [self.pool.submit(work) for _ in range(min(self.threads, len(clients)) - 1)]
-            work()
+            try:
+                work()
+            finally:
+                wait(others)
             for other in others:
                 other.result()
         return updates
 
     def _train(self, params: Vector, client: int, rows: np.ndarray, rate: float) -> Tensor:
+        centre, weights, *room = self._room(len(params))
+        centre[:] = params.numpy()
+        numbers, symbols, targets, rows = self._samples(client, rows)
+        known = train(
+            self.program.table, centre, weights, numbers, symbols, self.program.alphabet, targets,
+            rows, float(rate), float(1 - rate * self.local.weight_decay), self.radius, *room,
+        )  # fmt: skip
+        if not known:
+            raise InputError(
+                f"client {client} has a label beyond the model's {self.program.classes} outputs, "
+                "or a symbol beyond its embedding; relabel, or widen the model"
+            )
+        return torch.from_numpy(weights)
+
+    def _samples(self, client: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        """A client's samples as numbers or as symbols, their labels, and rows counted from 0."""
         start, size = int(self.data.starts[client]), int(self.data.sizes[client])
-        features = as_input(self.data.features[start : start + size])
-        for layer in self.program.first:
+        features, targets = self.data.features[start : start + size], self.targets[start:][:size]
+        rows = np.where(rows < 0, -1, rows - start)
+        if rows.size < size:  # prepare no more than are seen
+            seen, places = np.unique(rows, return_inverse=True)
+            seen, first = seen[seen >= 0], int((seen < 0).any())
+            features, targets = features[torch.from_numpy(seen)], targets[seen]
+            rows, size = places.reshape(rows.shape) - first, len(seen)
+        features = as_input(features.detach())
+        for layer in self.program.first if size else ():
             features = layer(features)
         samples = features.reshape(size, self.program.inputs).contiguous().numpy()
         nothing = np.empty((size, 0), np.float32 if self.program.symbols else np.int64)
-        numbers, symbols = (nothing, samples) if self.program.symbols else (samples, nothing)
-        centre, weights, *room = self._room(len(params))
-        centre[:] = params.numpy()
-        train(
-            self.program.table, centre, weights, numbers, symbols,
-            self.targets[start : start + size], np.where(rows < 0, -1, rows - start),
-            rate, 1 - rate * self.local.weight_decay, self.radius, *room,
-        )  # fmt: skip
-        return torch.from_numpy(weights)
+        both = (nothing, samples) if self.program.symbols else (samples, nothing)
+        return *both, targets, rows
 
     def _room(self, dim: int) -> tuple[Any, ...]:
         """Centre, weights, and what ``train`` asks for in its last arguments; a thread's own."""
@@ -124,8 +142,8 @@ def _apart(*wanted: tuple[tuple[int, ...], type] | None) -> tuple[np.ndarray | N
     memory = memory[-memory.ctypes.data % _LINE :]
     return tuple(
         w and memory[at : at + size].view(w[1]).reshape(w[0])
-        for w, size, at in zip(wanted, sizes, starts, strict=False)
+        for w, size, at in zip(wanted, sizes, starts[:-1], strict=True)
     )
 
 
-_LINE, _FAR = 64, 4096  # bytes
+_LINE, _FAR = 64, 4096  # bytes: a cache line, and more than any vectorised loop takes at once

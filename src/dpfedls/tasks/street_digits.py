@@ -22,7 +22,7 @@ from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.pretrain import pretrained_cnn
 from dpfedls.tasks.task import Task
-from dpfedls.threads import one_torch_thread
+from dpfedls.threads import one_torch_thread, usual_threads
 
 Images = tuple[Tensor, Tensor]  # bytes, and the digits they show
 SIDE = 32
@@ -77,7 +77,7 @@ def draw(count: int, rng: torch.Generator) -> Images:
         of_its_own = torch.Generator().manual_seed(int(seeds[chunk]))
         images[own] = (255 * _draw(digits[own], of_its_own)).round_()
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool, one_torch_thread():
+    with ThreadPoolExecutor(usual_threads()) as pool, one_torch_thread():
         list(pool.map(fill, range(len(seeds))))  # a list, so that an error is raised here
     return images, digits
 
