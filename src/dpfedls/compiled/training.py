@@ -20,22 +20,22 @@ _AT_ONCE = 2**14  # weights whose gradient is made and used before the next: 64 
 
 @jit
 def train(
-    table, centre, weights, features, symbols, alphabet, targets, rows, rate, keep, radius,
+    table, centre, weights, features, symbols, alphabet, targets, rows, start, rate, keep, radius,
     values, slopes, places, gradient, room, starts, powers, batch_symbols, batch_targets,
 ):  # fmt: skip
     """Train from the centre on the batches in ``rows``; what is left in ``weights`` is the update.
 
-    A row below zero stands for no sample (see ``schedule``). What follows ``radius`` is room to
-    work in, and keeps nothing from one call to the next. ``places`` is None where no layer is one
-    of images, ``powers`` where none is one of sequences: their code is then not even compiled.
-    False where a symbol or a label is none that the model knows.
+    Rows count from ``start``; one below zero stands for no sample (see ``schedule``). What follows
+    ``radius`` is room to work in, and keeps nothing from one call to the next. ``places`` is None
+    where no layer is one of images, ``powers`` where none is one of sequences: their code is then
+    not even compiled. False where a symbol or a label is none that the model knows.
     """
     layers.copy(centre, weights)
     last = table[len(table) - 1]
     for batch in rows:
         count = gather(
-            batch, features, symbols, targets, alphabet, last[OUTPUTS], values, batch_symbols,
-            batch_targets,
+            batch, start, features, symbols, targets, alphabet, last[OUTPUTS], values,
+            batch_symbols, batch_targets,
         )  # fmt: skip
         if count < 0:
             return False
@@ -59,15 +59,17 @@ def train(
 
 @jit
 def gather(
-    batch, features, symbols, targets, alphabet, classes, values, batch_symbols, batch_targets
+    batch, start, features, symbols, targets, alphabet, classes, values, batch_symbols,
+    batch_targets,
 ):  # fmt: skip
     """The batch's real samples, side by side; how many they are, or -1 if one is out of bounds.
 
     Everything behind trusts symbols and labels as places in memory: here they are looked at.
     """
     count = 0
-    for row in batch:
-        if row >= 0:
+    for place in batch:
+        if place >= 0:
+            row = place - start
             wide = features.shape[1]
             layers.copy(features[row], values[count * wide : (count + 1) * wide])
             wide = symbols.shape[1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpfedls.clients import ClientData, as_input
 from dpfedls.compiled.program import Program, program_of
@@ -48,6 +48,10 @@ class CompiledUpdate:
         self.program, self.data, self.local = program, data, local
         self.radius = float(clip_norm) if local.projection == "step" else math.inf
         self.targets = as_input(data.targets).contiguous().numpy()
+        features, self.numbers = data.features.detach(), None
+        if features.is_floating_point() and features.is_contiguous() and not program.first:
+            self.numbers = features.view(len(features), program.inputs).numpy()
+            self.symbols = np.empty((len(features), 0), np.int64)
         self.threads = usual_threads()
         self.pool = ThreadPoolExecutor(self.threads)
         self.own = threading.local()  # each thread's room to work in
@@ -57,6 +61,7 @@ class CompiledUpdate:
         every = (rows for group in groups for rows in group)
         waiting = deque(zip(order.tolist(), clients[order].tolist(), every, strict=True))
         updates, rate = params.new_empty(len(clients), len(params)), self.local.rate(round_)
+        centre, made = params.numpy(), updates.numpy()
 
         def work() -> None:
             while True:
@@ -64,7 +69,7 @@ class CompiledUpdate:
                     place, client, rows = waiting.pop()  # the longest first
                 except IndexError:  # none is left
                     return
-                updates[place] = self._train(params, client, rows, rate)
+                made[place] = self._train(centre, client, rows, rate)
 
         with one_torch_thread():
             others = [self.pool.submit(work) for _ in range(min(self.threads, len(clients)) - 1)]
@@ -76,38 +81,40 @@ class CompiledUpdate:
                 other.result()
         return updates
 
-    def _train(self, params: Vector, client: int, rows: np.ndarray, rate: float) -> Tensor:
+    def _train(self, params: np.ndarray, client: int, rows: np.ndarray, rate: float) -> np.ndarray:
         centre, weights, *room = self._room(len(params))
-        centre[:] = params.numpy()
-        numbers, symbols, targets, rows = self._samples(client, rows)
+        centre[:] = params
+        numbers, symbols, targets, rows, start = self._samples(client, rows)
         known = train(
             self.program.table, centre, weights, numbers, symbols, self.program.alphabet, targets,
-            rows, float(rate), float(1 - rate * self.local.weight_decay), self.radius, *room,
+            rows, start, float(rate), float(1 - rate * self.local.weight_decay), self.radius, *room,
         )  # fmt: skip
         if not known:
             raise InputError(
                 f"client {client} has a label beyond the model's {self.program.classes} outputs, "
                 "or a symbol beyond its embedding; relabel, or widen the model"
             )
-        return torch.from_numpy(weights)
+        return weights
 
-    def _samples(self, client: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-        """A client's samples as numbers or as symbols, their labels, and rows counted from 0."""
+    def _samples(self, client: int, rows: np.ndarray) -> tuple[Any, ...]:
+        """Numbers or symbols, labels, and the client's rows among them, counted from a start."""
+        if self.numbers is not None:  # nothing to prepare
+            return self.numbers, self.symbols, self.targets, rows, 0
         start, size = int(self.data.starts[client]), int(self.data.sizes[client])
         features, targets = self.data.features[start : start + size], self.targets[start:][:size]
-        rows = np.where(rows < 0, -1, rows - start)
         if rows.size < size:  # prepare no more than are seen
             seen, places = np.unique(rows, return_inverse=True)
-            seen, first = seen[seen >= 0], int((seen < 0).any())
+            absent = int((seen < 0).sum())
+            seen = seen[absent:] - start
             features, targets = features[torch.from_numpy(seen)], targets[seen]
-            rows, size = places.reshape(rows.shape) - first, len(seen)
-        features = as_input(features.detach())
+            rows, start, size = places.reshape(rows.shape) - absent, 0, len(seen)
+        features = as_input(features)
         for layer in self.program.first if size else ():
             features = layer(features)
-        samples = features.reshape(size, self.program.inputs).contiguous().numpy()
+        samples = features.detach().reshape(size, self.program.inputs).contiguous().numpy()
         nothing = np.empty((size, 0), np.float32 if self.program.symbols else np.int64)
         both = (nothing, samples) if self.program.symbols else (samples, nothing)
-        return *both, targets, rows
+        return *both, targets, rows, start
 
     def _room(self, dim: int) -> tuple[Any, ...]:
         """Centre, weights, and what ``train`` asks for in its last arguments; a thread's own."""
