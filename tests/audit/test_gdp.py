@@ -164,7 +164,7 @@ def test_the_command_answers_as_the_contract_says():
 
 def test_the_command_says_that_passing_proves_nothing_and_fails_loudly(monkeypatch):
     assert "Passing proves nothing" in invoke("--trials", "100", "--canaries", "0").stdout
-    monkeypatch.setattr("dpfedls.simulation.clip", lambda updates, norm: updates)
+    monkeypatch.setattr("dpfedls.clipping.clip", lambda updates, norm: updates)
     result = invoke("--trials", "100", "--canaries", "0")
     assert result.exit_code == 1
     assert "NOT CONSISTENT" in result.stdout

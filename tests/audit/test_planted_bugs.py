@@ -14,6 +14,7 @@ from torch import nn
 
 from dpfedls import FixedSizeSampling, Identity, InputError, PoissonSampling, PrivacyPlan
 from dpfedls import clients as clients_module
+from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
 from dpfedls import simulation as simulation_module
 from dpfedls.audit.cohorts import audit_cohorts
@@ -140,22 +141,22 @@ def scaled_noise(factor):
 
 
 def no_clipping(patch):
-    patch.setattr(simulation_module, "clip", lambda updates, norm: updates)
+    patch.setattr(clipping_module, "clip", lambda updates, norm: updates)
 
 
 def clipping_by_layer(patch):
-    real = simulation_module.clip
+    real = clipping_module.clip
 
     def clip(updates, norm):
         return torch.cat([real(piece, norm) for piece in updates.split(LAYOUT.sizes, dim=1)], dim=1)
 
-    patch.setattr(simulation_module, "clip", clip)
+    patch.setattr(clipping_module, "clip", clip)
 
 
 def divide_by(patch, count):
     """Let the denominator be a function of the round's cohort and its rows that are not finite."""
     seen = {"cohort": 1, "broken": 0}
-    blocks, clip = Simulation._blocks, simulation_module.clip
+    blocks, clip = Simulation._blocks, clipping_module.clip
 
     def watched_blocks(self, cohort):
         seen.update(cohort=len(cohort), broken=0)
@@ -167,7 +168,7 @@ def divide_by(patch, count):
 
     expected = PrivacyPlan.expected_cohort.fget
     patch.setattr(Simulation, "_blocks", watched_blocks)
-    patch.setattr(simulation_module, "clip", watched_clip)
+    patch.setattr(clipping_module, "clip", watched_clip)
     # Only the server divides by it; the audit must go on knowing the public number.
     real = server_module.gaussian_release
 
@@ -196,7 +197,7 @@ def weights_from_clients(patch):
         cohort = plan.sampler.sample(plan.num_clients, self.streams.sampling(t))
         updates = self.local_update(state.params, cohort, t, self.streams.shuffling(t))
         weights = torch.from_numpy(self.data.sizes[cohort] / self.data.sizes.mean())
-        clipped = simulation_module.clip(updates, plan.clip_norm).double()
+        clipped = clipping_module.clip(updates, plan.clip_norm).double()
         total = (clipped * weights[:, None]).sum(dim=0)
         return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
 
