@@ -15,7 +15,7 @@ from dpfedls.compiled import jit as jit_module
 from dpfedls.compiled.training import loss_slopes
 from dpfedls.compiled.update import CompiledUpdate, compiled_update
 from dpfedls.errors import InputError
-from dpfedls.local_update import LocalSGD, LoopedUpdate, cross_entropy
+from dpfedls.local_update import LocalSGD, LoopedUpdate, Loss, VmappedUpdate, cross_entropy
 from dpfedls.parameters import Layout
 from dpfedls.tasks.models import LSTM, LastPosition, Standardise, character_lstm, cnn
 
@@ -105,9 +105,15 @@ def federation(name: str) -> tuple[nn.Module, Layout, ClientData]:
     return model, Layout.of(model), ClientData(draw(count), targets, SIZES.cumsum() - SIZES, SIZES)
 
 
+def machine_code(
+    model: nn.Module, data: ClientData, local: LocalSGD = LOCAL, loss: Loss = cross_entropy
+) -> CompiledUpdate | None:
+    return compiled_update(VmappedUpdate(model, loss, Layout.of(model), data, local, CLIP))
+
+
 def compiled(name: str, local: LocalSGD = LOCAL) -> tuple[CompiledUpdate, Tensor]:
     model, layout, data = federation(name)
-    update = compiled_update(model, cross_entropy, layout, data, local, CLIP)
+    update = machine_code(model, data, local)
     assert update is not None
     return update, layout.read(model)
 
@@ -144,7 +150,7 @@ def test_an_update_is_the_same_to_the_last_bit_whoever_trains_beside_it(classes)
         (2, [3, 0]),
         (3, [4, 3]),
     ):
-        update = compiled_update(model, cross_entropy, layout, data, LOCAL, CLIP)
+        update = machine_code(model, data)
         assert update is not None
         update.threads = threads
         lost = [np.empty(n + 7) for n in range(block[0], 40)]  # memory is taken elsewhere each time
@@ -170,9 +176,9 @@ def test_the_losss_slopes_do_not_depend_on_where_memory_was_free(classes):
 def test_nothing_of_one_person_reaches_anothers_update(name):
     model, layout, data = federation(name)
     params = layout.read(model)
-    before = compiled_update(model, cross_entropy, layout, data, LOCAL, CLIP)
+    before = machine_code(model, data)
     data.features[data.starts[3] : data.starts[3] + data.sizes[3]] = torch.nan
-    after = compiled_update(model, cross_entropy, layout, data, LOCAL, CLIP)
+    after = machine_code(model, data)
     assert before is not None
     assert after is not None
     found = after(params, np.arange(6), 0, 7)
@@ -188,7 +194,7 @@ def test_not_a_number_survives_pooling():
     features[0, 0, 0, 0] = torch.nan
     data = ClientData.from_pairs([(features, torch.zeros(1).long())])
     model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
-    update = compiled_update(model, cross_entropy, Layout.of(model), data, LOCAL, CLIP)
+    update = machine_code(model, data)
     assert update is not None
     assert update(Layout.of(model).read(model), np.array([0]), 0, 7).isnan().any()
 
@@ -259,14 +265,14 @@ def shared() -> nn.Module:
 def test_what_it_does_not_know_is_left_to_torch(make, shape):
     model = make()
     data = ClientData.from_pairs([(torch.randn(4, *shape), torch.zeros(4, dtype=torch.long))])
-    assert compiled_update(model, cross_entropy, Layout.of(model), data, LOCAL, CLIP) is None
+    assert machine_code(model, data) is None
 
 
 def test_other_losses_and_precisions_are_left_to_torch():
-    model, layout, data = federation("linear")
+    model, _, data = federation("linear")
     half = replace(LOCAL, precision="bfloat16")
-    assert compiled_update(model, cross_entropy, layout, data, half, CLIP) is None
-    assert compiled_update(model, lambda o, t: o.sum(1), layout, data, LOCAL, CLIP) is None
+    assert machine_code(model, data, half) is None
+    assert machine_code(model, data, loss=lambda o, t: o.sum(1)) is None
 
 
 @pytest.mark.parametrize(
@@ -285,7 +291,7 @@ def test_other_losses_and_precisions_are_left_to_torch():
 )
 def test_symbols_sequences_and_numbers_do_not_mix(model, features):
     data = ClientData.from_pairs([(features, torch.zeros(4).long())])
-    assert compiled_update(model, cross_entropy, Layout.of(model), data, LOCAL, CLIP) is None
+    assert machine_code(model, data) is None
 
 
 def test_without_a_folder_to_keep_it_in_code_is_compiled_all_the_same(tmp_path, monkeypatch):
@@ -304,7 +310,7 @@ def test_what_is_no_place_in_memory_is_refused(wrong):
         data.features[3] = 5
     else:
         data.targets[3] = 3 if wrong == "label" else -100
-    update = compiled_update(model, cross_entropy, layout, data, LOCAL, CLIP)
+    update = machine_code(model, data)
     assert update is not None
     with pytest.raises(InputError, match="client 0 has a label beyond the model's 3 outputs, or"):
         update(layout.read(model), np.arange(6), 0, 7)
@@ -322,7 +328,7 @@ def test_no_more_samples_are_prepared_than_are_seen():
     pair = (torch.randint(256, (1000, 1, 4, 4), dtype=torch.uint8), torch.randint(3, (1000,)))
     data, layout = ClientData.from_pairs([pair]), Layout.of(model)
     local = LocalSGD(steps=2, batch_size=4)
-    update = compiled_update(model, cross_entropy, layout, data, local, CLIP)
+    update = machine_code(model, data, local)
     assert update is not None
     found = update(layout.read(model), np.array([0]), 0, 7)
     assert seen[-1] == 8
@@ -331,7 +337,8 @@ def test_no_more_samples_are_prepared_than_are_seen():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_layers_of_no_width_are_left_to_torch():
     model = nn.Sequential(nn.Linear(6, 0), nn.Linear(0, 3))
     data = ClientData.from_pairs([(torch.randn(4, 6), torch.zeros(4).long())])
-    assert compiled_update(model, cross_entropy, Layout.of(model), data, LOCAL, CLIP) is None
+    assert machine_code(model, data) is None

@@ -57,7 +57,7 @@ ALLOWED = {
     "kernels": set(),
     "modules": {"clients"},
     "clipping": {"parameters"},
-    "tasks": {"clients", "denoising", "randomness", "recurrence", "threads"},
+    "tasks": {"clients", "denoising", "randomness", "recurrence"},
     "privacy": {"sampling"},
     "theory": set(),
     "clients": set(),

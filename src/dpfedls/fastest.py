@@ -23,18 +23,17 @@ def fastest_update(
     On a GPU many at once by batched operations; on a CPU each alone as machine code where the model
     is a chain of known layers, and else again many at once.
     """
-    parts = (model, loss, layout, data, local, clip_norm)
+    update = VmappedUpdate(model, loss, layout, data, local, clip_norm)
     if data.targets.device.type != "cpu":
-        return VmappedUpdate(*parts), min(max(1, _ON_GPU // layout.dim), _MOST_AT_ONCE)
+        return update, min(max(1, _ON_GPU // layout.dim), _MOST_AT_ONCE)
     threads, held = usual_threads(), max(1, _ON_CPU // layout.dim)
     if local.precision != "float32":  # torch's default precision is the process's, not a thread's
-        return VmappedUpdate(*parts), held
+        return update, held
     from dpfedls.compiled.update import compiled_update  # here, since Numba takes a moment to load
 
-    compiled = compiled_update(*parts)
+    compiled = compiled_update(update)
     if compiled is not None:
         return compiled, threads * max(held, _IN_LINE)
-    update = VmappedUpdate(*parts)
     return (ThreadedUpdate(update, threads) if threads > 1 else update), threads * held
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpfedls.chains import layers_of, serves_many
 from dpfedls.clients import as_input
 from dpfedls.compiled import training
-from dpfedls.compiled.layers import LANES
+from dpfedls.compiled.images import LANES
 from dpfedls.parameters import Layout
 from dpfedls.recurrence import LSTM, LastPosition
 

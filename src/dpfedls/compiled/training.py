@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dpfedls.compiled import layers
+from dpfedls.compiled import images, layers, sequences
 from dpfedls.compiled.jit import jit
 
 # The columns of a program's table, one row a layer. Places are those of one sample: a batch's are
@@ -71,7 +71,8 @@ def gather(
         if place >= 0:
             row = place - start
             wide = features.shape[1]
-            layers.copy(features[row], values[count * wide : (count + 1) * wide])
+            if wide:
+                layers.copy(features[row], values[count * wide : (count + 1) * wide])
             wide = symbols.shape[1]
             for t in range(wide):
                 if not 0 <= symbols[row, t] < alphabet:
@@ -101,20 +102,20 @@ def forward(table, weights, count, symbols, values, places, room, starts, powers
             layers.tanh(x, y)
         if places is not None:
             if kind == CONVOLUTION:
-                layers.convolution(
+                images.convolution(
                     x, y, kept, own, layer[A], layer[B], layer[C], layer[D], layer[E], layer[F],
                     layer[G], layer[H], starts, room,
                 )  # fmt: skip
             elif kind == MAX_POOL:
                 found = places[count * layer[AT_KEPT] : count * (layer[AT_KEPT] + outputs)]
-                layers.max_pool(x, y, found, layer[A], layer[B])
+                images.max_pool(x, y, found, layer[A], layer[B])
         if powers is not None:
             if kind == EMBEDDING:
-                layers.embedding(symbols, y, own, layer[A], layer[B])
+                sequences.embedding(symbols, y, own, layer[A], layer[B])
             elif kind == LSTM:
-                layers.lstm(x, y, kept, own, layer[A], layer[B], layer[C], starts, room, powers)
+                sequences.lstm(x, y, kept, own, layer[A], layer[B], layer[C], starts, room, powers)
             elif kind == LAST:
-                layers.last_position(x, y)
+                sequences.last_position(x, y)
 
 
 @jit
@@ -160,22 +161,22 @@ def backward(
         layers.fill(found, layers.ZERO)
         if places is not None:
             if kind == CONVOLUTION:
-                layers.convolution_backward(
+                images.convolution_backward(
                     above, d_x, kept, own, found, layer[A], layer[B], layer[C], layer[D], layer[E],
                     layer[F], layer[G], layer[H], wanted, starts, room,
                 )  # fmt: skip
             elif kind == MAX_POOL:
                 stood = places[count * layer[AT_KEPT] : count * (layer[AT_KEPT] + outputs)]
-                layers.max_pool_backward(above, d_x, stood, count * inputs)
+                images.max_pool_backward(above, d_x, stood, count * inputs)
         if powers is not None:
             if kind == EMBEDDING:
-                layers.embedding_backward(symbols, above, found, layer[A], layer[B])
+                sequences.embedding_backward(symbols, above, found, layer[A], layer[B])
             elif kind == LSTM:
-                layers.lstm_backward(
+                sequences.lstm_backward(
                     x, y, above, d_x, kept, own, found, layer[A], layer[B], layer[C], starts, room
                 )
             elif kind == LAST:
-                layers.last_position_backward(above, d_x, count * inputs)
+                sequences.last_position_backward(above, d_x, count * inputs)
         if kind != LINEAR:
             square += descend(own, found, start, rate, keep)
         d_y, d_x = d_x, d_y

@@ -10,33 +10,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from dpfedls.clients import ClientData, as_input
 from dpfedls.compiled.program import Program, program_of
 from dpfedls.compiled.training import train
 from dpfedls.errors import InputError
-from dpfedls.local_update import LocalSGD, Loss, cross_entropy, schedule
-from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.local_update import LocalSGD, VmappedUpdate, cross_entropy, schedule
+from dpfedls.parameters import Updates, Vector
 from dpfedls.sampling import Indices
 from dpfedls.threads import one_torch_thread, usual_threads
 
 
-def compiled_update(
-    model: nn.Module,
-    loss: Loss,
-    layout: Layout,
-    data: ClientData,
-    local: LocalSGD,
-    clip_norm: float,
-) -> CompiledUpdate | None:
-    """The model's update as machine code; None where it is not a chain of layers known here."""
+def compiled_update(update: VmappedUpdate) -> CompiledUpdate | None:
+    """The same update as machine code; None where its model is no chain of layers known here."""
+    data, local = update.data, update.local
     on_cpu, plain = data.targets.device.type == "cpu", local.precision == "float32"
-    if not on_cpu or not plain or loss is not cross_entropy:
+    if not on_cpu or not plain or update.loss is not cross_entropy:
         return None
     batch = min(local.batch_size, int(data.sizes.max(initial=1)))  # nobody fills a larger one
-    program = program_of(model, layout, data.features, batch)
-    return program and CompiledUpdate(program, data, local, clip_norm)
+    program = program_of(update.model, update.layout, data.features, batch)
+    return program and CompiledUpdate(program, data, local, update.clip_norm)
 
 
 class CompiledUpdate:
@@ -48,10 +41,9 @@ class CompiledUpdate:
         self.program, self.data, self.local = program, data, local
         self.radius = float(clip_norm) if local.projection == "step" else math.inf
         self.targets = as_input(data.targets).contiguous().numpy()
-        features, self.numbers = data.features.detach(), None
-        if features.is_floating_point() and features.is_contiguous() and not program.first:
-            self.numbers = features.view(len(features), program.inputs).numpy()
-            self.symbols = np.empty((len(features), 0), np.int64)
+        features = data.features.detach()
+        ready = features.is_floating_point() and features.is_contiguous() and not program.first
+        self.ready = features.view(len(features), program.inputs).numpy() if ready else None
         self.threads = usual_threads()
         self.pool = ThreadPoolExecutor(self.threads)
         self.own = threading.local()  # each thread's room to work in
@@ -98,8 +90,8 @@ class CompiledUpdate:
 
     def _samples(self, client: int, rows: np.ndarray) -> tuple[Any, ...]:
         """Numbers or symbols, labels, and the client's rows among them, counted from a start."""
-        if self.numbers is not None:  # nothing to prepare
-            return self.numbers, self.symbols, self.targets, rows, 0
+        if self.ready is not None:
+            return self.ready, _NO_SYMBOLS, self.targets, rows, 0
         start, size = int(self.data.starts[client]), int(self.data.sizes[client])
         features, targets = self.data.features[start : start + size], self.targets[start:][:size]
         if rows.size < size:  # prepare no more than are seen
@@ -112,8 +104,7 @@ class CompiledUpdate:
         for layer in self.program.first if size else ():
             features = layer(features)
         samples = features.detach().reshape(size, self.program.inputs).contiguous().numpy()
-        nothing = np.empty((size, 0), np.float32 if self.program.symbols else np.int64)
-        both = (nothing, samples) if self.program.symbols else (samples, nothing)
+        both = (_NO_NUMBERS, samples) if self.program.symbols else (samples, _NO_SYMBOLS)
         return *both, targets, rows, start
 
     def _room(self, dim: int) -> tuple[Any, ...]:
@@ -153,4 +144,6 @@ def _apart(*wanted: tuple[tuple[int, ...], type] | None) -> tuple[np.ndarray | N
     )
 
 
+# Samples of no width: what a model does not read.
+_NO_NUMBERS, _NO_SYMBOLS = np.empty((0, 0), np.float32), np.empty((0, 0), np.int64)
 _LINE, _FAR = 64, 4096  # bytes: a cache line, and more than any vectorised loop takes at once

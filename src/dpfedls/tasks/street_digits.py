@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.pretrain import pretrained_cnn
 from dpfedls.tasks.task import Task
-from dpfedls.threads import one_torch_thread, usual_threads
 
 Images = tuple[Tensor, Tensor]  # bytes, and the digits they show
 SIDE = 32
@@ -58,7 +56,7 @@ def _task(num_clients: int, each: int, streams: SeededStreams, network: nn.Seque
     return Task(data, nn.Sequential(Standardise(MEAN, STDDEV), *network), test, validation)
 
 
-@functools.lru_cache(maxsize=1)  # a minute at the paper's size, and cells of a grid share it
+@functools.lru_cache(maxsize=1)  # over a minute at the paper's size, and cells of a grid share it
 def _drawn(num_clients: int, each: int, seed: int) -> tuple[ClientData, Images, Images]:
     streams = SeededStreams(seed)
     rng = streams.torch_generator("split")
@@ -67,18 +65,13 @@ def _drawn(num_clients: int, each: int, seed: int) -> tuple[ClientData, Images, 
 
 
 def draw(count: int, rng: torch.Generator) -> Images:
-    """So many images (3×32×32 bytes) and their digits, drawn on every core."""
+    """So many images (3×32×32 bytes) and their digits."""
     digits = torch.randint(10, (count,), generator=rng)
     images = torch.empty(count, 3, SIDE, SIDE, dtype=torch.uint8)
-    seeds = torch.randint(2**31, (-(-count // _CHUNK),), generator=rng)
-
-    def fill(chunk: int) -> None:
+    seeds = torch.randint(2**31, (-(-count // _CHUNK),), generator=rng).tolist()
+    for chunk, seed in enumerate(seeds):
         own = slice(chunk * _CHUNK, (chunk + 1) * _CHUNK)
-        of_its_own = torch.Generator().manual_seed(int(seeds[chunk]))
-        images[own] = (255 * _draw(digits[own], of_its_own)).round_()
-
-    with ThreadPoolExecutor(usual_threads()) as pool, one_torch_thread():
-        list(pool.map(fill, range(len(seeds))))  # a list, so that an error is raised here
+        images[own] = (255 * _draw(digits[own], torch.Generator().manual_seed(seed))).round_()
     return images, digits
 
 
