@@ -24,12 +24,13 @@ from bench import RESULTS, ROOT, machine
 from runners.measure import peak_mib
 from runners.ours import federation, our_model, people
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload, draw
 
 from dpfedls import ClientData, LocalSGD
 from dpfedls.experiments.folder import RunFolder
 from dpfedls.experiments.recipe import Recipe
-from dpfedls.local_update import schedule
+from dpfedls.local_update import cross_entropy, schedule
 from dpfedls.server import ServerState
 from dpfedls.simulation import Simulation
 from dpfedls.tasks.models import cnn, logistic_regression, mlp
@@ -64,6 +65,28 @@ def model(hidden: int) -> dict[str, Any]:
     made = mlp(784, hidden, 10) if hidden else logistic_regression(784, 10)
     simulation, state = _start(workload, made)
     return {"parameters": simulation.server.layout.dim} | _rounds(simulation, state)
+
+
+def local_step(name: str) -> dict[str, Any]:
+    """One step of one client in one thread, beside what torch's own matrix product reaches."""
+    torch.set_num_threads(1)
+    workload, made = WORKLOADS[name], our_model(WORKLOADS[name].model)
+    simulation, state = _start(workload, made)
+    steps = workload.epochs * workload.samples // workload.batch
+    alone = np.array([0])
+    seconds = _seconds(lambda: simulation.local_update(state.params, alone, 0, 0)) / steps
+    features, targets = simulation.data.take(torch.arange(workload.batch))
+    with FlopCounterMode(display=False) as counted:
+        cross_entropy(made(features), targets).mean().backward()
+    a, b = torch.randn(50, 784), torch.randn(784, 252)
+    product = 2 * 50 * 784 * 252 / _seconds(lambda: a @ b)
+    flop = counted.get_total_flops()
+    return {
+        "microseconds": 1e6 * seconds,
+        "mflop": flop / 1e6,
+        "gflop_a_second": flop / seconds / 1e9,
+        "torchs_product": product / 1e9,
+    }
 
 
 def ragged(orders: float) -> dict[str, Any]:
@@ -133,6 +156,7 @@ CASES: dict[Callable[[Any], dict[str, Any]], list[Any]] = {
     population: [10**3, 10**4, 10**5, 10**6],
     cohort: [20, 50, 200, 1000],
     model: [0, 100, 252, 1258, 4316],  # 7,850 parameters to 3.4 million
+    local_step: ["logistic-50", "mlp", "cnn", "lstm"],
     ragged: [1.0, 2.0, 3.0],
     server_step: [1.0],
     keeping: ["logistic-50", "cnn"],

@@ -50,6 +50,18 @@ def test_pooling_is_exact():
     assert torch.equal(ours, theirs)
 
 
+def test_pooling_does_not_lose_what_is_no_number():
+    from dpfedls.kernels.pooling import largest
+
+    tile = torch.tensor([[1.0, 2.0], [0.0, 3.0]], device="cuda")
+    tiles = tile.expand(1, 4, 1, 2, 2).clone()
+    for place in range(4):
+        tiles.view(4, 4)[place, place] = torch.nan
+    values, places = largest(tiles, 2)
+    assert values.isnan().all()
+    assert places.tolist() == [0, 1, 2, 3]
+
+
 def test_recurrence():
     torch.manual_seed(0)
     driven, weight, bias = torch.randn(3, 7, 5, 96), torch.randn(3, 96, 24) / 5, torch.randn(3, 96)

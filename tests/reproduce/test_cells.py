@@ -6,6 +6,7 @@ from safetensors.numpy import load_file
 
 from dpfedls import InputError
 from dpfedls.experiments import run as runs
+from dpfedls.reproduce import cells, provenance
 from dpfedls.reproduce.cells import Cell, resolve, run_cells
 from dpfedls.reproduce.item import Options, RunsFailed
 
@@ -65,6 +66,28 @@ def test_an_interrupted_run_is_gone_on_with(made, tmp_path):
     assert [line.round for line in run.rounds] == [1, 2, 3]
     assert run.folder.name == found[0][0].folder.name
     assert np.array_equal(weights(run.folder), weights(found[0][0].folder))
+
+
+def test_an_item_names_what_made_its_runs_not_what_collects_them(tmp_path, monkeypatch):
+    """Gone on with by other code, a run names both; an item names each once."""
+    monkeypatch.setattr(provenance, "commit", lambda: "first")
+
+    def stop(log):
+        if log.round == 2:
+            raise RuntimeError
+
+    assert cells._attempt(cells._job(PLAIN, 0, options(tmp_path)), stop) is not None
+    monkeypatch.setattr(provenance, "commit", lambda: "second")
+    found = run_cells([PLAIN, SMOOTHED], options(tmp_path, seeds=1))
+    assert [[o.commit for o in run.origins] for (run,) in found] == [
+        ["first", "second"],
+        ["second"],
+    ]
+    monkeypatch.setattr(provenance, "commit", lambda: "third")
+    facts = provenance.provenance(options(tmp_path), "item", 0.0, found)
+    assert facts["commit"] == "first and second"
+    assert facts["runs"] == 2
+    assert provenance.provenance(options(tmp_path), "item", 0.0, ())["commit"] == "third"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,20 @@ def test_server_rates_end_to_end(tmp_path):
     assert "| DP-Fed-LS, σ = 3 |" in (tmp_path / "server-rates-mnist.md").read_text()
 
 
+def test_server_rates_in_part(tmp_path):
+    only = ("σ = 0", "σ = 2", "η_g = 1", "η_g = 0.7")
+    options = Options(tmp_path, seeds=1, settings=(*TOY, "plan.rounds=1"), only=only)
+    item = server_rates.mnist(options)
+    assert [(c["strength"], c["server_rate"]) for c in item.cells] == [
+        (0, 0.7), (0, 1), (2, 0.7), (2, 1),
+    ]  # fmt: skip
+    assert "The best η_g, of 0.7, 1, and" in (tmp_path / "server-rates-mnist.md").read_text()
+    for asked in (("σ = 0",), ("σ = 1", "σ = 2"), ("η_g = 2",)):
+        with pytest.raises(InputError, match="ask for these cells too"):
+            server_rates.mnist(replace(options, only=asked))
+
+
 def test_a_task_without_validation_samples_is_refused():
-    run = Run(Path(), {"task": "digits-logistic"}, [], [{"validation_accuracy": None}])
+    run = Run(Path(), {"task": "digits-logistic"}, [], [{"validation_accuracy": None}], [])
     with pytest.raises(InputError, match="'digits-logistic' has no validation samples"):
         server_rates._scores("validation", [run], [0.9])

@@ -32,8 +32,10 @@ def _largest(
     place = tl.zeros((BLOCK,), dtype=tl.int32)
     for k in tl.static_range(1, SIZE * SIZE):
         value = tl.load(first + ((k // SIZE) * width + k % SIZE) * CHANNELS, mask, other=0.0)
-        place = tl.where(value > best, k, place)
-        best = tl.maximum(value, best)
+        # A value that is no number wins, as in torch: an update it spoils must not look sound.
+        larger = (value > best) | (value != value)
+        place = tl.where(larger, k, place)
+        best = tl.where(larger, value, best)
     tl.store(out + at, best, mask)
     tl.store(places + at, place.to(tl.uint8), mask)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from dpfedls.experiments.folder import (
 from dpfedls.experiments.recipe import Recipe
 from dpfedls.experiments.run import resume, start
 from dpfedls.reproduce.item import Options, RunsFailed
-from dpfedls.reproduce.provenance import duration
+from dpfedls.reproduce.provenance import Origin, duration, origin, read_origins, sign
 from dpfedls.simulation import find_device
 
 log = logging.getLogger("dpfedls")
@@ -53,6 +53,7 @@ class Run:
     summary: dict[str, Any]  # what ``dpfedls run`` answers
     rounds: list[RoundLog]
     diagnostics: list[dict[str, Any]]  # lines of diagnostics.jsonl, [] if none
+    origins: list[Origin]  # what made it
 
 
 class _Job(NamedTuple):
@@ -102,7 +103,7 @@ def read_run(folder: Path) -> Run:
     seconds = [line.seconds for line in rounds if line.seconds is not None]
     found = summary(folder, read_recipe(folder), rounds, facts, seconds)
     judged = [msgspec.to_builtins(line) for line in read_diagnostics(folder)]
-    return Run(folder, found, rounds, judged)
+    return Run(folder, found, rounds, judged, read_origins(folder))
 
 
 def _job(cell: Cell, seed: int, options: Options) -> _Job:
@@ -134,13 +135,19 @@ def _outcomes(
 
 
 def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
+    signed = cache(partial(sign, job.folder, origin(job.recipe.device)))
+
+    def noted(line: RoundLog) -> None:
+        signed()  # with the first round: a folder must be empty for a run to begin
+        watch(line)
+
     try:
         if job.recipe.device == "cpu":  # threads would only wait for each other, and jobs for them
             torch.set_num_threads(1)
         if is_free(job.folder):
-            start(job.recipe, job.folder, watch)
+            start(job.recipe, job.folder, noted)
         else:
-            resume(job.folder, watch)
+            resume(job.folder, noted)
     except InputError as error:
         return _Failure(str(error), by_input=True)
     except Exception as error:

@@ -44,6 +44,7 @@ ITEMS = {
 
 _OF_CELLS = {
     *(f"table{n}" for n in range(2, 7)),
+    *(f"server-rates-{task}" for task in ("mnist", "demo", "cnn", "lstm")),
     *("mnist-curves", "svhn-curves", "shakespeare-curves", "attack", "stability"),
 }
 

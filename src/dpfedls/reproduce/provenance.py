@@ -6,37 +6,67 @@ import os
 import platform
 import shlex
 import subprocess
+import time
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from dpfedls.experiments.folder import read_lines
 from dpfedls.reproduce.item import Options
 
+if TYPE_CHECKING:
+    from dpfedls.reproduce.cells import Run
 
-def provenance(options: Options, item: str, seconds: float) -> dict[str, Any]:
-    """What a reader needs to make the item again; nothing in it names a person's folders."""
+_ORIGINS = "made-by.jsonl"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """A line of made-by.jsonl: what made the rounds of a run, from some round on."""
+
+    commit: str
+    hardware: str
+    torch: str
+
+
+def provenance(
+    options: Options, item: str, began: float, runs: Sequence[Sequence[Run]]
+) -> dict[str, Any]:
+    """What a reader needs to make the item again; nothing in it names a person's folders.
+
+    Runs that were there already may come from other code and another machine: they say which.
+    """
+    different = {run.folder: run for row in runs for run in row}.values()
+    origins = [o for run in different for o in run.origins] or [origin(options.device)]
     return {
         "item": item,
         "command": command(options, item),
-        "commit": commit(),
-        "hardware": hardware(options.device),
-        "torch": version("torch"),
+        **{name: _all(origins, name) for name in Origin.__struct_fields__},
         "seeds": options.seeds,
         "settings": list(options.settings),
-        "seconds": round(seconds, 1),
+        "seconds": round(time.perf_counter() - began, 1),
+        "runs": len(different),
+        "training_seconds": round(sum(line.seconds or 0.0 for r in different for line in r.rounds)),
     }
+
+
+def _all(origins: Sequence[Origin], name: str) -> str:
+    return " and ".join(dict.fromkeys(getattr(o, name) for o in origins))
 
 
 def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
     """An item's section of Markdown: title, what was laid over it, text, and how it was made."""
     laid = " ".join(f"`{setting}`" for setting in facts["settings"])
+    took = f"in {duration(facts['seconds'])}"
+    if facts["runs"]:  # some may have been there before the command was given
+        took = f"{facts['runs']} runs, {duration(facts['training_seconds'])} of training"
     made = (
         f"Made by `{facts['command']}`, commit {facts['commit']}, on {facts['hardware']}, torch "
-        f"{facts['torch']}, in {duration(facts['seconds'])}"
+        f"{facts['torch']}, {took}"
     )
-    if facts.get("runs"):
-        made += f"; {facts['runs']} runs, {duration(facts['training_seconds'])} of training"
     above = [f"**Laid over every recipe:** {laid}."] if laid else []
     return "\n\n".join([f"## {facts['title']}", *above, *sections, f"{made}."]) + "\n"
 
@@ -52,6 +82,24 @@ def command(options: Options, item: str) -> str:
     return shlex.join(words)
 
 
+def origin(device: str) -> Origin:
+    """What this process makes runs by."""
+    return Origin(commit(), hardware(device), version("torch"))
+
+
+def sign(folder: Path, by: Origin) -> None:
+    """Note in a run's folder what makes its rounds from now on."""
+    if by not in read_origins(folder)[-1:]:
+        with (folder / _ORIGINS).open("ab") as lines:
+            lines.write(msgspec.json.encode(by) + b"\n")
+
+
+def read_origins(folder: Path) -> list[Origin]:
+    """What made a run; nothing where it was not made for an item."""
+    return read_lines(folder / _ORIGINS, Origin)
+
+
+@cache  # it asks git
 def commit() -> str:
     """The commit of the source, or the package's version where the source is in no repository."""
     here = Path(__file__).parent

@@ -18,7 +18,7 @@ from dpfedls.errors import InputError
 from dpfedls.reproduce import grids
 from dpfedls.reproduce.cells import Cell, Run, run_cells
 from dpfedls.reproduce.figures.lines import data_of
-from dpfedls.reproduce.item import Item, Options
+from dpfedls.reproduce.item import Item, Options, wanted
 from dpfedls.reproduce.writing import averaged, number, over_seeds, percent, table, write_item
 
 Cells = list[dict[str, Any]]
@@ -48,18 +48,26 @@ def make(task: str, options: Options) -> Item:
     grid = grids.read("server-rates", dict[str, Rates])[task]
     if grid.choose_by == "other seeds" and options.seeds < 2:
         raise InputError("a rate is chosen by the other seeds here; give --seeds 2 or more")
-    wanted = list(product(grid.cases, grid.strengths, grid.rates))
-    runs = run_cells([_cell(grid, *place) for place in wanted], options)
-    cells = [_facts(grid, *pair) for pair in zip(wanted, runs, strict=True)]
-    rates, data = ", ".join(f"{rate:g}" for rate in grid.rates), data_of(runs)
+    every = list(product(grid.cases, grid.strengths, grid.rates))
+    places = wanted(every, _labels, options)
+    cases, strengths, rates = (list(dict.fromkeys(axis)) for axis in zip(*places, strict=True))
+    if not (0.0 in strengths and len(strengths) > 1 and 1.0 in rates):
+        raise InputError(
+            "a gain is the distance between two methods, and the paper's is at η_g = 1; "
+            "ask for these cells too: --only 'σ = 0', another σ, and --only 'η_g = 1'"
+        )
+    runs = run_cells([_cell(grid, *place) for place in places], options)
+    cells = [_facts(grid, *pair) for pair in zip(places, runs, strict=True)]
+    listed = ", ".join(f"{rate:g}" for rate in rates)
     return write_item(
         f"server-rates-{task}",
         options,
-        title=f"DP-Fed and DP-Fed-LS, each at its best server rate: {grid.model} on {data}",
+        title="DP-Fed and DP-Fed-LS, each at its best server rate: "
+        f"{grid.model} on {data_of(runs)}",
         sections=[
-            f"Test accuracy in per cent, {averaged(options.seeds)}. The best η_g, of {rates}, and "
+            f"Test accuracy in per cent, {averaged(options.seeds)}. The best η_g, of {listed}, and "
             f"the best strength are chosen {RULES[grid.choose_by]}.",
-            *(_section(case, [c for c in cells if c["case"] == case]) for case in grid.cases),
+            *(_section(case, [c for c in cells if c["case"] == case]) for case in cases),
         ],
         cells=cells,
         runs=runs,
@@ -68,6 +76,11 @@ def make(task: str, options: Options) -> Item:
 
 
 mnist, demo, cnn, lstm = (partial(make, task) for task in ("mnist", "demo", "cnn", "lstm"))
+
+
+def _labels(place: tuple[str, float, float]) -> tuple[str, str, str]:
+    case, strength, rate = place
+    return case, f"σ = {strength:g}", f"η_g = {rate:g}"
 
 
 def _cell(grid: Rates, case: str, strength: float, rate: float) -> Cell:

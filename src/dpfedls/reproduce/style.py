@@ -6,7 +6,6 @@ Sizes are those of the printed page: 7 inches is the full width of the text, 8 p
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from string import ascii_lowercase
 from textwrap import fill
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+    from dpfedls.reproduce.cells import Run
 
 WIDTH = 7.0  # inches
 GREY = "#777777"
@@ -75,6 +76,7 @@ def publish(
     draw: Callable[[Figure, Any], None],
     data: dict[str, Any],
     cells: list[dict[str, Any]],
+    runs: Sequence[Sequence[Run]] = (),
     began: float,
 ) -> Item:
     """Write ITEM.pdf, ITEM.png, ITEM.json (what is drawn, how it was made) and ITEM.md (in words).
@@ -94,7 +96,7 @@ def publish(
         draw(figure, data)
         figure.savefig(files[0], metadata={"CreationDate": None})
         figure.savefig(files[1], dpi=200)
-    facts = provenance(options, item, time.perf_counter() - began) | {"title": title}
+    facts = provenance(options, item, began, runs) | {"title": title}
     content = plain({**facts, "cells": cells, "data": data})
     write_whole(files[2], json.dumps(content, indent=1, ensure_ascii=False).encode())
     paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]

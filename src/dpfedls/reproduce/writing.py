@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -27,14 +26,7 @@ def write_item(
 ) -> Item:
     """Write ITEM.json and ITEM.md."""
     options.out.mkdir(parents=True, exist_ok=True)
-    facts = provenance(options, item, time.perf_counter() - began)
-    different = {run.folder: run for row in runs for run in row}.values()
-    facts |= {
-        "runs": len(different),
-        "training_seconds": round(sum(line.seconds or 0.0 for r in different for line in r.rounds)),
-        "title": title,
-        "cells": cells,
-    }
+    facts = provenance(options, item, began, runs) | {"title": title, "cells": cells}
     text = page(facts, sections)
     files = [options.out / f"{item}.json", options.out / f"{item}.md"]
     write_whole(files[0], json.dumps(plain(facts), indent=1, ensure_ascii=False).encode())

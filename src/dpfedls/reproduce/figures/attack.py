@@ -60,6 +60,7 @@ def make(options: Options) -> Item:
         draw=draw,
         data={"lines": lines},
         cells=cells,
+        runs=runs,
         began=began,
     )
 

@@ -141,6 +141,7 @@ def make(item: str, options: Options) -> Item:
         draw=draw,
         data={"lines": lines},
         cells=[_last(line) for line in lines],
+        runs=runs,
         began=began,
     )
 

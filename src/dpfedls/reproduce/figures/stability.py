@@ -54,6 +54,7 @@ def make(options: Options) -> Item:
         draw=draw,
         data={"lines": lines},
         cells=[_ends(line) for line in lines],
+        runs=runs,
         began=began,
     )
 
