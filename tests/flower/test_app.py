@@ -116,7 +116,7 @@ def test_ctrl_c_stops_everything_and_nothing_is_left_at_home(tmp_path):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
     finally:
         process.kill()
         process.wait()
