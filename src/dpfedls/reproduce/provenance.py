@@ -63,9 +63,10 @@ def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
     took = f"in {duration(facts['seconds'])}"
     if facts["runs"]:  # some may have been there before the command was given
         took = f"{facts['runs']} runs, {duration(facts['training_seconds'])} of training"
+    commits = "commits" if " and " in facts["commit"] else "commit"
     made = (
-        f"Made by `{facts['command']}`, commit {facts['commit']}, on {facts['hardware']}, torch "
-        f"{facts['torch']}, {took}"
+        f"Made by `{facts['command']}`, {commits} {facts['commit']}, on {facts['hardware']}, "
+        f"torch {facts['torch']}, {took}"
     )
     above = [f"**Laid over every recipe:** {laid}."] if laid else []
     return "\n\n".join([f"## {facts['title']}", *above, *sections, f"{made}."]) + "\n"
