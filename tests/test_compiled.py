@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpfedls.clients import ClientData
 from dpfedls.compiled import jit as jit_module
+from dpfedls.compiled import sequences
 from dpfedls.compiled.training import loss_slopes
 from dpfedls.compiled.update import CompiledUpdate, compiled_update
 from dpfedls.errors import InputError
@@ -186,6 +187,16 @@ def test_nothing_of_one_person_reaches_anothers_update(name):
     others = [0, 1, 2, 4, 5]
     data.features.nan_to_num_(0.0)
     assert torch.equal(before(params, np.arange(6), 0, 7)[others], found[others])
+
+
+def test_the_written_out_sigmoid_is_exact_to_a_few_units_in_the_last_place():
+    at = np.concatenate([np.linspace(-86, 120, 100_001), [-1e30, -200.0, 0.0, 1e30]])
+    at = at.astype(np.float32)
+    values = at.copy()
+    sequences._sigmoid(values, np.empty(len(values), np.int32))
+    with np.errstate(over="ignore"):
+        expected = 1 / (1 + np.exp(-at.astype(np.float64)))
+    np.testing.assert_allclose(values, expected, rtol=5e-7, atol=1e-37)
 
 
 def test_not_a_number_survives_pooling():
