@@ -199,12 +199,14 @@ def test_the_written_out_sigmoid_is_exact_to_a_few_units_in_the_last_place():
     np.testing.assert_allclose(values, expected, rtol=5e-7, atol=1e-37)
 
 
-def test_not_a_number_survives_pooling():
-    """It stands before larger pixels of its tile, and must not be forgotten for them."""
+@pytest.mark.parametrize("first", [nn.MaxPool2d(2), nn.ReLU(), nn.Tanh()])
+def test_not_a_number_survives(first):
+    """In pooling it stands before larger pixels of its tile, and must not be forgotten for them."""
     features = torch.ones(1, 1, 4, 4)
     features[0, 0, 0, 0] = torch.nan
     data = ClientData.from_pairs([(features, torch.zeros(1).long())])
-    model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+    model = nn.Sequential(first, nn.Flatten(), nn.LazyLinear(3))
+    model(features)
     update = machine_code(model, data)
     assert update is not None
     assert update(Layout.of(model).read(model), np.array([0]), 0, 7).isnan().any()
