@@ -196,7 +196,9 @@ def test_attack_and_stability_have_a_line_for_every_setting(tmp_path):
 
 def test_attack_and_stability_can_be_made_in_part(tmp_path):
     options = Options(out=tmp_path, seeds=1, settings=TINY, only=("Poisson", "z = 1"))
-    lines = content(make("attack", options))["data"]["lines"]
+    small = make("attack-svhn5k", options)
+    assert small.files[0] == tmp_path / "attack-svhn5k.pdf"
+    lines = content(small)["data"]["lines"]
     assert [x["method"] for x in lines] == ["non-DP", "DP-Fed", "DP-Fed-LS"]
     assert {(x["sampling"], x["noise_multiplier"]) for x in lines} == {("Poisson", 1.0)}
     options = replace(options, only=("z = 3", "rate 0.05"))

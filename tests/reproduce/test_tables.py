@@ -94,6 +94,8 @@ def test_a_table_says_everything_about_every_cell(toy):
         assert cell["accuracy_std"] == pytest.approx((high - low) / 2**0.5)
         assert cell["noise_multiplier"] == 1
         assert cell["epsilon_as_added"] > 0
+        assert cell["rounds"][-1] == 2
+        assert [line[-1] for line in cell["test_accuracy"]] == cell["accuracies"]
 
 
 def test_a_table_as_text(toy):

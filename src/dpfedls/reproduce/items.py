@@ -35,6 +35,10 @@ ITEMS = {
     "shakespeare-curves": ("figures.curves:shakespeare", "training curves: Shakespeare"),
     "stability": ("figures.stability:make", "training under large noise and learning rates"),
     "attack": ("figures.attack:make", "AUC of the threshold attack by round"),
+    "attack-svhn5k": (
+        "figures.attack:small",
+        "AUC of the threshold attack by round: 5,000 SVHN images",
+    ),
     "accountants": ("figures.accountants:make", "closed forms against accountants"),
     "lemmas": ("figures.lemmas:make", "the two inequalities of the lemmas"),
     "plane": ("figures.plane:make", "gradient descent in the plane, with and without smoothing"),
@@ -45,7 +49,7 @@ ITEMS = {
 _OF_CELLS = {
     *(f"table{n}" for n in range(2, 7)),
     *(f"server-rates-{task}" for task in ("mnist", "demo", "cnn", "lstm")),
-    *("mnist-curves", "svhn-curves", "shakespeare-curves", "attack", "stability"),
+    *("mnist-curves", "svhn-curves", "shakespeare-curves", "attack", "attack-svhn5k", "stability"),
 }
 
 

@@ -60,14 +60,14 @@ def _all(origins: Sequence[Origin], name: str) -> str:
 def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
     """An item's section of Markdown: title, what was laid over it, text, and how it was made."""
     laid = " ".join(f"`{setting}`" for setting in facts["settings"])
-    took = f"in {duration(facts['seconds'])}"
-    if facts["runs"]:  # some may have been there before the command was given
-        took = f"{facts['runs']} runs, {duration(facts['training_seconds'])} of training"
     commits = "commits" if " and " in facts["commit"] else "commit"
-    made = (
-        f"Made by `{facts['command']}`, {commits} {facts['commit']}, on {facts['hardware']}, "
-        f"torch {facts['torch']}, {took}"
-    )
+    by = f"{commits} {facts['commit']}, on {facts['hardware']}, torch {facts['torch']}"
+    made = f"Made by `{facts['command']}`"
+    if facts["runs"]:  # some may have been there before the command was given
+        trained = duration(facts["training_seconds"])
+        made += f"; its {facts['runs']} runs, {trained} of training, by {by}"
+    else:
+        made += f", {by}, in {duration(facts['seconds'])}"
     above = [f"**Laid over every recipe:** {laid}."] if laid else []
     return "\n\n".join([f"## {facts['title']}", *above, *sections, f"{made}."]) + "\n"
 

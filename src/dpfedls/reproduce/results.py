@@ -22,7 +22,7 @@ PAGES = {
         "CNN (Sections 5.2 and 5.4)",
         (
             *("table3", "table4", "table5", "server-rates-cnn"),
-            *("svhn-curves", "stability", "attack", "fourier"),
+            *("svhn-curves", "stability", "attack", "attack-svhn5k", "fourier"),
         ),
     ),
     "shakespeare": (

@@ -13,7 +13,7 @@ from dpfedls.privacy.accountants import AccountantName
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.reproduce import grids
 from dpfedls.reproduce.cells import Run, run_cells
-from dpfedls.reproduce.figures.lines import data_of
+from dpfedls.reproduce.figures.lines import by_round, data_of
 from dpfedls.reproduce.grids import Grid, Place
 from dpfedls.reproduce.item import Item, Options, wanted
 from dpfedls.reproduce.writing import averaged, number, over_seeds, percent, table, write_item
@@ -68,6 +68,7 @@ def _facts(place: Place, runs: list[Run], convention: AccountantName) -> dict[st
         "accuracy_std": deviation,
         "accuracies": accuracies,
         "seeds": [run.summary["seed"] for run in runs],
+        **by_round(runs, ["test_accuracy"]),
         "published": place.published,
         "published_epsilon": place.values["epsilon"],
         "noise_multiplier": plan.noise_multiplier,

@@ -36,11 +36,21 @@ QUANTITIES = {
 
 def make(options: Options) -> Item:
     """Item ``attack``: 500 clients of 128 images, a fifth of them in each round."""
+    return _make("attack", "street-digits-attack", 500, options)
+
+
+def small(options: Options) -> Item:
+    """Item ``attack-svhn5k``: real images, 400 clients of ten, few enough to learn by heart."""
+    return _make("attack-svhn5k", "svhn5k-cnn", 400, options)
+
+
+def _make(item: str, task: str, clients: int, options: Options) -> Item:
     require_matplotlib()
     began = time.perf_counter()
     panels = wanted(PANELS, lambda panel: (panel[0], f"z = {panel[1]:g}"), options)
     places = [(*panel, method) for panel in panels for method in METHODS]
-    runs = run_cells([_cell(*place) for place in places], options)
+    shared = (f"task={task}", f"plan.num_clients={clients}", "diagnose=true")
+    runs = run_cells([Cell("street-digits", (*shared, *_own(*place))) for place in places], options)
     lines = [
         {"sampling": sampling, "noise_multiplier": z, "method": method}
         | by_round(own, list(QUANTITIES))
@@ -52,7 +62,7 @@ def make(options: Options) -> Item:
         for line in lines
     ]
     return publish(
-        "attack",
+        item,
         options,
         title=f"Membership inference by threshold: CNN on {data_of(runs)}",
         caption=_caption(lines, options.seeds),
@@ -65,23 +75,14 @@ def make(options: Options) -> Item:
     )
 
 
-def _cell(sampling: str, z: float, method: str) -> Cell:
+def _own(sampling: str, z: float, method: str) -> tuple[str, ...]:
     strength = METHODS[method]
     # Without privacy there is neither noise nor a clip norm, and z plays no part.
     noise = ("plan.noise_multiplier=0", "plan.clip_norm=inf")
     if strength is not None:
         noise = (f"plan.noise_multiplier={z:g}",)
-    return Cell(
-        "street-digits",
-        (
-            "task=street-digits-attack",
-            "plan.num_clients=500",
-            f"plan.sampler={SAMPLERS[sampling]}",
-            *noise,
-            f"denoiser.strength={strength or 0:g}",
-            "diagnose=true",
-        ),
-    )
+    sampler = f"plan.sampler={SAMPLERS[sampling]}"
+    return (sampler, *noise, f"denoiser.strength={strength or 0:g}")
 
 
 def draw(figure: Figure, data: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ DATA = {
     "street-digits-attack": "generated street digits, a stand-in for SVHN: NOT SVHN",
     "street-digits-cnn": "generated street digits, a stand-in for SVHN: NOT SVHN",
     "street-digits-cnn-pretrained": "generated street digits, a stand-in for SVHN: NOT SVHN",
+    "svhn5k-cnn": "5,000 images of SVHN",
     "svhn-cnn": "SVHN",
     "svhn-cnn-scratch": "SVHN",
 }

@@ -97,7 +97,8 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
         head(axes, number, f"noise multiplier {z:g}")
         axes.set(xlabel="round", ylim=(0, 100))
     panels[0].set_ylabel("validation accuracy, %")
-    legend_below(figure, panels[0], 3)
+    rates = {line["learning_rate"] for line in data["lines"]}
+    legend_below(figure, panels[0], len(rates))  # a column a rate
 
 
 def _caption(lines: list[dict[str, Any]]) -> str:
