@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpfedls.clients import ClientData
 from dpfedls.compiled import jit as jit_module
 from dpfedls.compiled import sequences
+from dpfedls.compiled import update as update_module
 from dpfedls.compiled.training import loss_slopes
 from dpfedls.compiled.update import CompiledUpdate, compiled_update
 from dpfedls.errors import InputError
@@ -199,6 +200,19 @@ def test_the_written_out_sigmoid_is_exact_to_a_few_units_in_the_last_place():
     np.testing.assert_allclose(values, expected, rtol=5e-7, atol=1e-37)
 
 
+def test_a_threads_arrays_lie_apart_in_the_same_way_wherever_memory_was_free():
+    wanted = ((7,), np.float32), ((3, 5), np.int64), None, ((1,), np.int32)
+    ways, kept = set(), []
+    for size in (1, 100, 5000):
+        kept.append(np.empty(size))  # so that the next piece lies elsewhere
+        first, second, _, third = update_module._apart(*wanted)
+        starts = [array.ctypes.data for array in (first, second, third)]
+        ends = [array.ctypes.data + array.nbytes for array in (first, second)]
+        assert min(b - a for a, b in zip(ends, starts[1:], strict=True)) >= 4096
+        ways.add((starts[0] % 64, starts[1] - starts[0], starts[2] - starts[0]))
+    assert len(ways) == 1
+
+
 @pytest.mark.parametrize("first", [nn.MaxPool2d(2), nn.ReLU(), nn.Tanh()])
 def test_not_a_number_survives(first):
     """In pooling it stands before larger pixels of its tile, and must not be forgotten for them."""
@@ -296,6 +310,10 @@ def test_other_losses_and_precisions_are_left_to_torch():
         (nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3)), torch.ones(4, 6).long()),
         (
             nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(18, 3)),
+            torch.ones(4, 6).long(),
+        ),
+        (
+            nn.Sequential(nn.Embedding(5, 3, padding_idx=1), LSTM(3, 4), LastPosition()),
             torch.ones(4, 6).long(),
         ),
         (nn.Sequential(LSTM(6, 3), LastPosition()), torch.ones(4, 5, 6)),  # other than symbols

@@ -30,7 +30,7 @@ def clip(updates: Updates, norm: float) -> Updates:
 def clipped_sum(updates: Updates, norm: float) -> Vector:
     """The sum of the clipped rows in float64; few at a time, so that they stay in the caches."""
     total = updates.new_zeros(updates.shape[1], dtype=torch.float64)
-    for rows in updates.split(max(1, _NEAR // max(1, updates.shape[1]))):
+    for rows in updates.split(max(1, _NEAR // updates.shape[1])):
         total += clip(rows, norm).sum(dim=0, dtype=torch.float64)
     return total
 

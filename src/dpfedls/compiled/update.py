@@ -94,12 +94,10 @@ class CompiledUpdate:
             return self.ready, _NO_SYMBOLS, self.targets, rows, 0
         start, size = int(self.data.starts[client]), int(self.data.sizes[client])
         features, targets = self.data.features[start : start + size], self.targets[start:][:size]
-        if rows.size < size:  # prepare no more than are seen
-            seen, places = np.unique(rows, return_inverse=True)
-            absent = int((seen < 0).sum())
-            seen = seen[absent:] - start
+        if rows.size < size:  # prepare no more than are seen; no batch is a short last one then
+            seen, places = np.unique(rows - start, return_inverse=True)
             features, targets = features[torch.from_numpy(seen)], targets[seen]
-            rows, start, size = places.reshape(rows.shape) - absent, 0, len(seen)
+            rows, start, size = places.reshape(rows.shape), 0, len(seen)
         features = as_input(features)
         for layer in self.program.first if size else ():
             features = layer(features)
