@@ -6,6 +6,8 @@ shuffling, no smoothing. Several processes: torchrun -m runners.pfl_runner.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
@@ -105,6 +107,7 @@ def main() -> None:
     if torch.distributed.is_initialized():  # or one process may abort while the other leaves
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+        os._exit(0)  # everything is said; on the usual way out a thread of its own may abort it
 
 
 if __name__ == "__main__":
