@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from dpfedls import jit as jit_module
 from dpfedls.clients import ClientData
-from dpfedls.compiled import jit as jit_module
 from dpfedls.compiled import sequences
 from dpfedls.compiled import update as update_module
 from dpfedls.compiled.training import loss_slopes

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -88,6 +90,8 @@ def test_an_item_names_what_made_its_runs_not_what_collects_them(tmp_path, monke
     assert facts["commit"] == "first and second"
     assert facts["runs"] == 2
     assert provenance.provenance(options(tmp_path), "item", 0.0, ())["commit"] == "third"
+    unsigned = [[replace(run, origins=[]) for run in row] for row in found]
+    assert provenance.provenance(options(tmp_path), "item", 0.0, unsigned)["commit"] == "not noted"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -12,7 +12,7 @@ from scipy.io import savemat
 
 from dpfedls import InputError
 from dpfedls.randomness import SeededStreams
-from dpfedls.tasks import mnist5k, street_digits
+from dpfedls.tasks import mnist5k, street_digits, strokes
 from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.shakespeare import speeches
 from dpfedls.tasks.street_digits import draw
@@ -191,6 +191,34 @@ def test_street_digits_are_drawn_from_the_seed_alone():
     assert images.dtype == torch.uint8
     assert (int(images.min()), int(images.max())) == (0, 255)
     assert set(digits.tolist()) == set(range(10))
+
+
+def test_street_digits_are_the_same_however_many_threads_draw_them():
+    threads, drawn = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            drawn.append(draw(4100, torch.Generator().manual_seed(0))[0])
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*drawn)
+
+
+def test_ink_falls_off_with_the_distance_from_the_pen():
+    """A 1 that stands upright, 20 high: its stem and its serif, seen from the pixels' centres."""
+    zero = torch.zeros(1)
+    (ink,) = strokes.ink(zero.long() + 1, zero, zero, zero + 20, zero, zero, zero + 1.5)
+    x, y = np.meshgrid(np.arange(32) - 15.5, np.arange(32) - 15.5)
+    stem = np.hypot(x - 0.4, y - y.clip(-10, 10))
+    ends = np.array([[-3, -7], [0.4, -10]])
+    way = np.diff(ends, axis=0)[0]
+    along = ((x - ends[0, 0]) * way[0] + (y - ends[0, 1]) * way[1]) / (way @ way)
+    pen = ends[0][:, None, None] + along.clip(0, 1) * way[:, None, None]
+    serif = np.hypot(x - pen[0], y - pen[1])
+    expected = (2 - np.minimum(stem, serif)).clip(0, 1)
+    np.testing.assert_allclose(ink, expected, atol=1e-5)
+    assert 0 < ink.mean() < 0.2
 
 
 def test_street_digits_for_any_number_of_people(monkeypatch):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfedls.compiled.jit import jit
 from dpfedls.compiled.layers import ONCE, ZERO, copy, fill
 from dpfedls.compiled.products import add_combinations, add_dots
+from dpfedls.jit import jit
 
 LANES = 16  # numbers of a processor's widest register: what is left of a row goes one by one
 

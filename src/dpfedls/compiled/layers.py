@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from dpfedls.compiled.jit import jit
 from dpfedls.compiled.products import add_combinations, add_dots, rows_at
+from dpfedls.jit import jit
 
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 ONCE = np.int64(1)  # a stride

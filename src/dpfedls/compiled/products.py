@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfedls.compiled.jit import jit
+from dpfedls.jit import jit
 
 _TILE = 512  # of a row, and
 _DEEP = 32  # rows: 64 KiB, that stay near while all results are visited

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfedls.compiled.jit import jit
 from dpfedls.compiled.layers import ONCE, ONE, TWO, ZERO, copy, fill
 from dpfedls.compiled.products import add_combinations, add_dots, rows_at
+from dpfedls.jit import jit
 
 
 @jit

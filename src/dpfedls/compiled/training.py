@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from dpfedls.compiled import images, layers, sequences
-from dpfedls.compiled.jit import jit
+from dpfedls.jit import jit
 
 # The columns of a program's table, one row a layer. Places are those of one sample: a batch's are
 # as many times further on.

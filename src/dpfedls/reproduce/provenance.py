@@ -32,6 +32,9 @@ class Origin(msgspec.Struct, frozen=True):
     torch: str
 
 
+_NOT_NOTED = Origin("not noted", "a machine not noted", "not noted")
+
+
 def provenance(
     options: Options, item: str, began: float, runs: Sequence[Sequence[Run]]
 ) -> dict[str, Any]:
@@ -40,7 +43,8 @@ def provenance(
     Runs that were there already may come from other code and another machine: they say which.
     """
     different = {run.folder: run for row in runs for run in row}.values()
-    origins = [o for run in different for o in run.origins] or [origin(options.device)]
+    origins = [o for run in different for o in run.origins or [_NOT_NOTED]]
+    origins = origins or [origin(options.device)]
     return {
         "item": item,
         "command": command(options, item),
@@ -95,7 +99,7 @@ def sign(folder: Path, by: Origin) -> None:
 
 
 def read_origins(folder: Path) -> list[Origin]:
-    """What made a run; nothing where it was not made for an item."""
+    """What made a run; nothing where it was made for no item, or before this was noted."""
     return read_lines(folder / _ORIGINS, Origin)
 
 

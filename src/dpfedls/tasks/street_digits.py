@@ -8,8 +8,8 @@ difficulty, but it is not SVHN, and no number measured on it is a number about S
 from __future__ import annotations
 
 import functools
-import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,20 @@ from torch import Tensor, nn
 from dpfedls.clients import ClientData
 from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
+from dpfedls.tasks import strokes
 from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.pretrain import pretrained_cnn
+from dpfedls.tasks.strokes import SIDE
 from dpfedls.tasks.task import Task
+from dpfedls.threads import one_torch_thread, usual_threads
 
 Images = tuple[Tensor, Tensor]  # bytes, and the digits they show
-SIDE = 32
 MEAN, STDDEV = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 TEST, VALIDATION = 16_000, 10_000
 _MOST_CLIENTS = 100_000
 _CHUNK = 2000  # images drawn from one generator: another number gives other images
-_BLOCK = 100  # images whose strokes are drawn at once: few enough to stay in the processor's cache
+_MOST_THREADS = 16  # each takes 100 MB for its chunk
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
@@ -56,7 +58,7 @@ def _task(num_clients: int, each: int, streams: SeededStreams, network: nn.Seque
     return Task(data, nn.Sequential(Standardise(MEAN, STDDEV), *network), test, validation)
 
 
-@functools.lru_cache(maxsize=1)  # over a minute at the paper's size, and cells of a grid share it
+@functools.lru_cache(maxsize=1)  # 20 s on two cores at the paper's size; cells of a grid share it
 def _drawn(num_clients: int, each: int, seed: int) -> tuple[ClientData, Images, Images]:
     streams = SeededStreams(seed)
     rng = streams.torch_generator("split")
@@ -69,9 +71,14 @@ def draw(count: int, rng: torch.Generator) -> Images:
     digits = torch.randint(10, (count,), generator=rng)
     images = torch.empty(count, 3, SIDE, SIDE, dtype=torch.uint8)
     seeds = torch.randint(2**31, (-(-count // _CHUNK),), generator=rng).tolist()
-    for chunk, seed in enumerate(seeds):
-        own = slice(chunk * _CHUNK, (chunk + 1) * _CHUNK)
-        images[own] = (255 * _draw(digits[own], torch.Generator().manual_seed(seed))).round_()
+
+    def fill(chunk: int) -> None:
+        own, seed = slice(chunk * _CHUNK, (chunk + 1) * _CHUNK), seeds[chunk]
+        with one_torch_thread():
+            images[own] = (255 * _draw(digits[own], torch.Generator().manual_seed(seed))).round_()
+
+    with ThreadPoolExecutor(min(usual_threads(), _MOST_THREADS)) as pool:
+        list(pool.map(fill, range(len(seeds))))
     return images, digits
 
 
@@ -83,7 +90,7 @@ def _draw(digits: Tensor, rng: torch.Generator) -> Tensor:
 
     def digit(which: Tensor, across: Tensor) -> Tensor:
         tilt, slant, thick = uniform(-0.2, 0.2), uniform(-0.3, 0.3), uniform(1.0, 2.6)
-        return _strokes(which, across, uniform(-2, 2), size, tilt, slant, thick)
+        return strokes.ink(which, across, uniform(-2, 2), size, tilt, slant, thick)
 
     # Ink: the digit itself in the middle, and pieces of others reaching in from both sides.
     size = uniform(15.0, 24.0)
@@ -103,60 +110,3 @@ def _draw(digits: Tensor, rng: torch.Generator) -> Tensor:
     image = background + ink[:, None] * (pen[:, :, None, None] - background)
     grain = uniform(0.01, 0.1)[:, None, None, None] * torch.randn(image.shape, generator=rng)
     return (image + grain).clamp(0, 1)
-
-
-def _strokes(
-    digits: Tensor, x: Tensor, y: Tensor, size: Tensor, turn: Tensor, slant: Tensor, width: Tensor
-) -> Tensor:
-    """How much ink each pixel gets from the digit's strokes: 1 inside, 0 outside, soft between."""
-    parts = (part.split(_BLOCK) for part in (digits, x, y, size, turn, slant, width))
-    return torch.cat([_block(*block) for block in zip(*parts, strict=True)])
-
-
-def _block(
-    digits: Tensor, x: Tensor, y: Tensor, size: Tensor, turn: Tensor, slant: Tensor, width: Tensor
-) -> Tensor:
-    segments = _SEGMENTS[digits] * size[:, None, None, None]  # image, segment, end, (x, y)
-    sx = segments[..., 0] + slant[:, None, None] * segments[..., 1]
-    sy = segments[..., 1]
-    c, s = turn.cos()[:, None, None], turn.sin()[:, None, None]
-    px = c * sx - s * sy + x[:, None, None] + (SIDE - 1) / 2
-    py = s * sx + c * sy + y[:, None, None] + (SIDE - 1) / 2
-    grid = torch.arange(SIDE, dtype=torch.float32)
-    nearest = torch.full((len(digits), SIDE, SIDE), math.inf)
-    for k in range(segments.shape[1]):
-        (ax, bx), (ay, by) = px[:, k].unbind(1), py[:, k].unbind(1)
-        dx, dy = (bx - ax)[:, None, None], (by - ay)[:, None, None]
-        gx, gy = grid[None, None, :] - ax[:, None, None], grid[None, :, None] - ay[:, None, None]
-        along = ((gx * dx + gy * dy) / (dx * dx + dy * dy + 1e-9)).clamp(0, 1)
-        nearest = torch.minimum(nearest, (gx - along * dx).square() + (gy - along * dy).square())
-    return (width[:, None, None] + 0.5 - nearest.sqrt()).clamp(0, 1)
-
-
-def _arc(
-    x: float, y: float, rx: float, ry: float, begin: float, end: float
-) -> list[tuple[float, float]]:
-    """Points along part of an ellipse, angles in turns, y downwards."""
-    steps = max(3, round(8 * abs(end - begin)))
-    turns = [begin + (end - begin) * k / steps for k in range(steps + 1)]
-    return [(x + rx * math.cos(2 * math.pi * t), y + ry * math.sin(2 * math.pi * t)) for t in turns]
-
-
-# Each digit as one line through points, in a box one high and about 0.6 wide.
-_LINES = [
-    _arc(0, 0, 0.3, 0.5, 0, 1),
-    [(-0.15, -0.35), (0.02, -0.5), (0.02, 0.5)],
-    [*_arc(0, -0.22, 0.28, 0.28, 0.5, 1.08), (-0.3, 0.5), (0.32, 0.5)],
-    [*_arc(0, -0.25, 0.25, 0.25, 0.55, 1.25), *_arc(0, 0.23, 0.29, 0.27, 0.75, 1.45)],
-    [(0.14, 0.5), (0.14, -0.5), (-0.32, 0.18), (0.32, 0.18)],
-    [(0.28, -0.5), (-0.22, -0.5), (-0.26, -0.08), *_arc(0, 0.18, 0.3, 0.32, 0.65, 1.42)],
-    [(0.2, -0.5), (-0.12, -0.15), *_arc(0, 0.2, 0.28, 0.3, 0.55, 1.6)],
-    [(-0.3, -0.5), (0.3, -0.5), (-0.08, 0.5)],
-    [*_arc(0, -0.25, 0.24, 0.25, 0.25, 1.25), *_arc(0, 0.25, 0.29, 0.26, 0.75, 1.75)],
-    [(-0.2, 0.5), (0.12, 0.15), *_arc(0, -0.2, 0.28, 0.3, 0.05, 1.1)],
-]
-_LONGEST = max(len(line) for line in _LINES)
-# All digits as equally many segments: short ones end in pieces of no length.
-_SEGMENTS = torch.tensor(
-    [list(itertools.pairwise([*line, *[line[-1]] * (_LONGEST - len(line))])) for line in _LINES]
-)

@@ -1,4 +1,4 @@
-"""How functions here become machine code: by Numba, once a machine, then from a cache on disk."""
+"""How functions become machine code: by Numba, once a machine, then from a cache on disk."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     that stores as well as sums may be vectorised or not by how near its arrays lie, and then rounds
     otherwise: sum in a loop of its own, or see to where the arrays lie (``update._apart``).
     """
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": {"reassoc", "contract", "nsz"},
-        "no_cfunc_wrapper": True,
-    }
+    return _compiled(function, fastmath={"reassoc", "contract", "nsz"})
+
+
+def exact_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, but every operation rounds as it is written, on every machine."""
+    return _compiled(function, fastmath=False)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    options |= {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     before = config.CACHE_DIR
     config.CACHE_DIR = str(_CACHE or before)
     try:
@@ -40,7 +44,9 @@ def _cache() -> Path | None:
 
     None where there is no such folder, and every process compiles anew.
     """
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    here = Path(__file__)
+    files = [here, *sorted((here.parent / "compiled").glob("*.py"))]
+    sources = b"".join(path.read_bytes() for path in files)
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = home / "dpfedls" / f"compiled-{hashlib.sha256(sources).hexdigest()[:12]}"
