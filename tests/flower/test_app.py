@@ -100,7 +100,11 @@ def test_ctrl_c_stops_everything_and_nothing_is_left_at_home(tmp_path):
     home, temporary = tmp_path / "home", tmp_path / "tmp"
     home.mkdir()
     temporary.mkdir()
-    code = "from dpfedls.commands.deploy import app; app()"
+    # A shell that started the tests in the background has Ctrl-C ignored, which is inherited.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from dpfedls.commands.deploy import app; app()"
+    )
     command = [sys.executable, "-c", code, "local", "synthetic", "--out", str(tmp_path / "r")]
     process = subprocess.Popen(
         command,
@@ -116,7 +120,7 @@ def test_ctrl_c_stops_everything_and_nothing_is_left_at_home(tmp_path):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=240)
+        _, said = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
