@@ -166,7 +166,10 @@ def test_a_rate_is_chosen_by_what_validates_not_by_what_tests():
     assert "| DP-Fed, σ = 0 | 0.5 (end of the grid) | 81.00 ± 1.41 | 70.00 ± 0.00 |" in text
     assert "| DP-Fed-LS, σ = 1 | 1 | 83.00 ± 0.00 | 83.00 ± 0.00 |" in text
     assert "gains +13.00 points at η_g = 1, and +2.00 where" in text
-    assert "the length of the step makes +11.00 points" in text
+    assert "+11.00 come from the length of the step, +2.00 from smoothing itself" in text
+    assert "A best rate at the end of the grid may not be the best there is." in text
+    wider = [rated(0, 0.2, [0.1, 0.1], [0.1, 0.1]), *cells]
+    assert "end of the grid" not in server_rates._section("c", wider)
 
 
 def test_without_validation_a_seed_is_judged_by_what_others_chose():

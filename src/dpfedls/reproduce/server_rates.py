@@ -129,8 +129,8 @@ def _section(case: str, cells: Cells) -> str:
         at_one = [cell for cell in own if cell["server_rate"] == 1]
         name = "DP-Fed" if strength == 0 else "DP-Fed-LS"
         rates = sorted({cell["server_rate"] for cell in _chosen(own)})
-        edge = {rates[0], rates[-1]} & {own[0]["server_rate"], own[-1]["server_rate"]}
-        shown = ", ".join(f"{rate:g}" for rate in rates) + (" (end of the grid)" if edge else "")
+        shown = ", ".join(f"{rate:g}" for rate in rates)
+        shown += " (end of the grid)" if _at_the_end(cells, strength) else ""
         accuracies = (percent(*over_seeds(_tested(some))) for some in (own, at_one))
         rows.append([f"{name}, σ = {strength:g}", shown, *accuracies])
     header = ["method", "best η_g", "at best η_g", "at η_g = 1"]
@@ -141,11 +141,22 @@ def _section(case: str, cells: Cells) -> str:
 def _verdict(cells: Cells) -> str:
     at_one = _gain([cell for cell in cells if cell["server_rate"] == 1])
     at_best = _gain(cells)
-    return (
+    text = (
         f"With its best strength smoothing gains {at_one:+.2f} points at η_g = 1, and "
-        f"{at_best:+.2f} where every method has its own best rate: the length of the step makes "
-        f"{at_one - at_best:+.2f} points, denoising the rest."
+        f"{at_best:+.2f} where every method has its own best rate: {at_one - at_best:+.2f} come "
+        f"from the length of the step, {at_best:+.2f} from smoothing itself, its lower noise and "
+        "its bias."
     )
+    if any(_at_the_end(cells, strength) for strength in {cell["strength"] for cell in cells}):
+        text += " A best rate at the end of the grid may not be the best there is."
+    return text
+
+
+def _at_the_end(cells: Cells, strength: float) -> bool:
+    """Whether a rate beyond those tried might have been chosen for this strength."""
+    own = [cell for cell in cells if cell["strength"] == strength]
+    chosen = {cell["server_rate"] for cell in _chosen(own)}
+    return bool(chosen & {own[0]["server_rate"], own[-1]["server_rate"]})
 
 
 def _gain(cells: Cells) -> float:

@@ -32,14 +32,19 @@ def make(item: str, options: Options) -> Item:
     grid = grids.read(item, Grid)
     places = wanted(list(grids.places(item, grid)), lambda place: place[:4], options)
     runs = run_cells([place.cell for place in places], options)
+    about = (
+        f"Test accuracy in per cent, {averaged(options.seeds)}; the paper's in brackets, the best "
+        "of a column bold."
+    )
+    if options.settings:
+        about += " Brackets, and the ε of a column's head, are of the paper's own settings."
     cells = [_facts(*pair, grid.convention) for pair in zip(places, runs, strict=True)]
     return write_item(
         item,
         options,
         title=Template(grid.title).substitute(data=data_of(runs)),
         sections=[
-            f"Test accuracy in per cent, {averaged(options.seeds)}; the paper's in brackets, the "
-            "best of a column bold.",
+            about,
             *(_section(name, grid, cells) for name in dict.fromkeys(c["variant"] for c in cells)),
         ],
         cells=cells,
@@ -94,7 +99,7 @@ def _section(name: str, grid: Grid, cells: Cells) -> str:
         best = max(column, key=lambda cell: cell["accuracy_mean"])
         for row, cell in zip(rows, column, strict=True):
             ours = percent(cell["accuracy_mean"], cell["accuracy_std"])
-            ours = f"**{ours}**" if cell is best else ours
+            ours = f"**{ours}**" if cell is best and len(column) > 1 else ours
             row.append(f"{ours} ({percent(cell['published'])})")
     facts = {
         "noise ÷ clip norm": "noise_multiplier",

@@ -129,11 +129,12 @@ def _caption(lines: list[dict[str, Any]], seeds: int) -> str:
         )
         for sampling, z in _panels(lines)
     )
+    place, rest = ("Top", "Below") if len(_panels(lines)) > 1 else ("Top left", "Beside it")
     return f"""
-        Top: the area under the ROC of an attack that calls a sample a member if its loss is below a
-        threshold, up to 10,000 members against as many others; 0.5 (grey) is a coin. Below: how
-        training went. {of_seeds(seeds).capitalize()}; non-DP has neither noise nor clipping,
-        DP-Fed-LS smooths with σ = 1.
+        {place}: the area under the ROC of an attack that calls a sample a member if its loss is
+        below a threshold, as many members as others, 10,000 of each at most; 0.5 (grey) is a coin.
+        {rest}: how training went. {of_seeds(seeds).capitalize()}; non-DP has neither noise nor
+        clipping, DP-Fed-LS smooths with σ = 1.
 
         The paper says: without DP the risk is high, DP lowers it much, and DP-Fed-LS may lower it
         further. We see after {lines[0]["rounds"][-1]} rounds: {listed}.

@@ -50,7 +50,7 @@ class Curves(NamedTuple):
     paper: str  # what it says about its own curves
 
 
-_BETTER_LATE = """DP-Fed-LS converges more slowly than DP-Fed and generalises better at the later
+_BETTER_LATE = """DP-Fed-LS converges more slowly than DP-Fed{} and generalises better at the later
 stage"""
 
 FIGURES = {
@@ -61,7 +61,7 @@ FIGURES = {
             Row("Poisson", Cell("mnist-logistic"), 7.0),
         ),
         (0.0, 1.0, 2.0, 3.0),
-        _BETTER_LATE,
+        _BETTER_LATE.format(""),
     ),
     "svhn-curves": Curves(
         "CNN",
@@ -77,7 +77,7 @@ FIGURES = {
             Row("Poisson", Cell("street-digits", ("plan.noise_multiplier=1.0",)), 5.07),
         ),
         (0.0, 0.5, 1.0, 1.5),
-        f"{_BETTER_LATE}, the more so under uniform sampling",
+        _BETTER_LATE.format(", especially under uniform sampling,"),
     ),
     "shakespeare-curves": Curves(
         "LSTM",
@@ -214,7 +214,7 @@ def _caption(lines: list[dict[str, Any]], paper: str, seeds: int) -> str:
         parts.append(_seen(sampling, own))
     return f"""
         Loss and accuracy on the clients' own samples (training) and on validation samples, by
-        round: {of_seeds(seeds)}. Insets: the last third.
+        round: {of_seeds(seeds)}. Insets, where there is room: the last third.
 
         The paper says: {paper}. We see: {" ".join(parts)}
     """
@@ -232,7 +232,11 @@ def _seen(sampling: str, lines: list[dict[str, Any]]) -> str:
     rounds = lines[0]["rounds"]
     lead = "is in no judged round ahead of every smoothed run"
     if len(ahead):
-        lead = f"is ahead of every smoothed run in round {rounds[ahead[-1]]} for the last time"
+        last = ahead[-1] == len(rounds) - 1
+        when = (
+            "still in the last round" if last else f"in round {rounds[ahead[-1]]} for the last time"
+        )
+        lead = f"is ahead of every smoothed run {when}"
     first, epsilon = lines[0], lines[0]["epsilon_as_added"]
     tight = "no finite ε" if epsilon is None else f"ε = {epsilon:.2f} by the tight accountant"
     return (
