@@ -42,6 +42,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 def _cache() -> Path | None:
     """A folder for these very sources: Numba looks only at the file of the outermost function.
 
+    A function elsewhere is in no danger as long as it calls none that is compiled in another file.
     None where there is no such folder, and every process compiles anew.
     """
     here = Path(__file__)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -81,17 +79,21 @@ def test_an_item_names_what_made_its_runs_not_what_collects_them(tmp_path, monke
     assert cells._attempt(cells._job(PLAIN, 0, options(tmp_path)), stop) is not None
     monkeypatch.setattr(provenance, "commit", lambda: "second")
     found = run_cells([PLAIN, SMOOTHED], options(tmp_path, seeds=1))
-    assert [[o.commit for o in run.origins] for (run,) in found] == [
-        ["first", "second"],
-        ["second"],
-    ]
+    noted = [[(o.commit, o.since) for o in run.origins] for (run,) in found]
+    assert noted == [[("first", 1), ("second", 3)], [("second", 1)]]
     monkeypatch.setattr(provenance, "commit", lambda: "third")
-    facts = provenance.provenance(options(tmp_path), "item", 0.0, found)
-    assert facts["commit"] == "first and second"
-    assert facts["runs"] == 2
-    assert provenance.provenance(options(tmp_path), "item", 0.0, ())["commit"] == "third"
-    unsigned = [[replace(run, origins=[]) for run in row] for row in found]
-    assert provenance.provenance(options(tmp_path), "item", 0.0, unsigned)["commit"] == "not noted"
+
+    def made_by(runs):
+        facts = provenance.provenance(options(tmp_path), "item", 0.0, runs)
+        assert (facts["runs"], facts["written_by"]) == (len(runs), "third")
+        return [line.split(" on ")[0] for line in facts["made_by"]]
+
+    assert made_by(found) == ["commit first", "commit second"]
+    assert made_by(()) == ["commit third"]
+    notes = found[0][0].folder / "made-by.jsonl"
+    for text in ("", notes.read_text().splitlines()[1], "cut sh\n" + notes.read_text()):
+        notes.write_text(text)  # none, none of the first rounds, one that cannot be read
+        assert provenance.read_origins(notes.parent)[0].commit == "not noted"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -16,6 +16,7 @@ from dpfedls.experiments import recipe as recipes
 from dpfedls.experiments.diagnostics import read_diagnostics
 from dpfedls.experiments.folder import read_recipe
 from dpfedls.randomness import SeededStreams
+from dpfedls.reproduce.cells import resolve
 from dpfedls.reproduce.figures import accountants, attack, curves, fourier, lemmas, plane, sine
 from dpfedls.reproduce.figures import stability as stability_figure
 from dpfedls.reproduce.item import Options
@@ -52,7 +53,7 @@ def test_two_makes_give_the_same_picture_and_all_four_files(figure, tmp_path):
     assert b"/Type3" not in pdf  # fonts are embedded as outlines
     facts = content(one)
     assert facts["command"].startswith(f"dpfedls reproduce {one.item}")
-    assert facts.keys() >= {"commit", "hardware", "torch", "seconds", "data", "cells"}
+    assert facts.keys() >= {"made_by", "written_by", "seconds", "data", "cells"}
     assert facts["command"] in one.files[3].read_text(encoding="utf-8")
 
 
@@ -196,6 +197,12 @@ def test_attack_and_stability_have_a_line_for_every_setting(tmp_path):
 
 def test_attack_and_stability_can_be_made_in_part(tmp_path):
     options = Options(out=tmp_path, seeds=1, settings=TINY, only=("Poisson", "z = 1"))
+    for task, clients in (("street-digits-attack", 500), ("svhn5k-cnn", 400)):
+        for sampling in ("uniform", "Poisson"):  # a fifth of the clients either way
+            plan = resolve(
+                attack._cell(task, clients, sampling, 1.0, "DP-Fed"), 0, Options(tmp_path)
+            ).plan
+            assert plan.expected_cohort == clients / 5
     small = make("attack-svhn5k", options)
     assert small.files[0] == tmp_path / "attack-svhn5k.pdf"
     lines = content(small)["data"]["lines"]

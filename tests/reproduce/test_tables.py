@@ -88,14 +88,15 @@ def test_a_table_says_everything_about_every_cell(toy):
     assert (len(raw["cells"]), raw["runs"], raw["settings"]) == (64, 16, list(TOY))
     assert raw["command"].startswith("dpfedls reproduce table2 --seeds 2 --set task=synthetic")
     assert str(out) not in json.dumps(raw)
-    for cell in item.cells:
+    for cell, line in zip(item.cells, raw["data"]["lines"], strict=True):
+        assert all(cell[k] == line[k] for k in ("variant", "part", "row", "column"))
+        assert line["rounds"][-1] == 2
+        assert [by_round[-1] for by_round in line["test_accuracy"]] == cell["accuracies"]
         low, high = sorted(cell["accuracies"])
         assert cell["accuracy_mean"] == pytest.approx((low + high) / 2)
         assert cell["accuracy_std"] == pytest.approx((high - low) / 2**0.5)
         assert cell["noise_multiplier"] == 1
         assert cell["epsilon_as_added"] > 0
-        assert cell["rounds"][-1] == 2
-        assert [line[-1] for line in cell["test_accuracy"]] == cell["accuracies"]
 
 
 def test_a_table_as_text(toy):
@@ -163,13 +164,13 @@ def test_a_rate_is_chosen_by_what_validates_not_by_what_tests():
         rated(1, 2, [0.10, 0.10], [0.1, 0.1]),
     ]
     text = server_rates._section("c", cells)
-    assert "| DP-Fed, σ = 0 | 0.5 (end of the grid) | 81.00 ± 1.41 | 70.00 ± 0.00 |" in text
+    assert "| DP-Fed, σ = 0 | 0.5 (the end of those tried) | 81.00 ± 1.41 | 70.00 ± 0.00 |" in text
     assert "| DP-Fed-LS, σ = 1 | 1 | 83.00 ± 0.00 | 83.00 ± 0.00 |" in text
     assert "gains +13.00 points at η_g = 1, and +2.00 where" in text
     assert "+11.00 come from the length of the step, +2.00 from smoothing itself" in text
-    assert "A best rate at the end of the grid may not be the best there is." in text
+    assert "A best rate at the end of those tried may not be the best there is." in text
     wider = [rated(0, 0.2, [0.1, 0.1], [0.1, 0.1]), *cells]
-    assert "end of the grid" not in server_rates._section("c", wider)
+    assert "the end of those tried" not in server_rates._section("c", wider)
 
 
 def test_without_validation_a_seed_is_judged_by_what_others_chose():
@@ -196,7 +197,7 @@ def test_server_rates_in_part(tmp_path):
         (0, 0.7), (0, 1), (2, 0.7), (2, 1),
     ]  # fmt: skip
     assert "The best η_g, of 0.7, 1, and" in (tmp_path / "server-rates-mnist.md").read_text()
-    for asked in (("σ = 0",), ("σ = 1", "σ = 2"), ("η_g = 2",)):
+    for asked in (("σ = 0",), ("σ = 1", "σ = 2"), ("η_g = 2",), ("η_g = 1",)):
         with pytest.raises(InputError, match="ask for these cells too"):
             server_rates.mnist(replace(options, only=asked))
 

@@ -205,6 +205,22 @@ def test_street_digits_are_the_same_however_many_threads_draw_them():
     assert torch.equal(*drawn)
 
 
+def test_strokes_round_as_they_are_written():
+    """Or images would depend on the machine that draws them: a plain twin, to the last bit."""
+    rng = np.random.default_rng(0)
+    px, py = rng.uniform(-4, 36, (2, 5, 7, 2)).astype(np.float32)
+    found, nearest = np.empty((5, 32, 32), np.float32), np.full((5, 32, 32), np.inf, np.float32)
+    strokes._square_distances(px, py, found)
+    grid = np.arange(32, dtype=np.float32)
+    for k in range(7):
+        (ax, bx), (ay, by) = px[:, k].T[:, :, None, None], py[:, k].T[:, :, None, None]
+        dx, dy, gx, gy = bx - ax, by - ay, grid[None, None, :] - ax, grid[None, :, None] - ay
+        along = ((gx * dx + gy * dy) / (dx * dx + dy * dy + np.float32(1e-9))).clip(0, 1)
+        off_x, off_y = gx - along * dx, gy - along * dy
+        nearest = np.minimum(nearest, off_x * off_x + off_y * off_y)
+    assert np.array_equal(found, nearest)
+
+
 def test_ink_falls_off_with_the_distance_from_the_pen():
     """A 1 that stands upright, 20 high: its stem and its serif, seen from the pixels' centres."""
     zero = torch.zeros(1)

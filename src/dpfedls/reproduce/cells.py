@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from dpfedls.errors import InputError
 from dpfedls.experiments import recipe as recipes
@@ -135,10 +136,13 @@ def _outcomes(
 
 
 def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
-    signed = cache(partial(sign, job.folder, origin(job.recipe.device)))
+    unsigned = True
 
     def noted(line: RoundLog) -> None:
-        signed()  # with the first round: a folder must be empty for a run to begin
+        nonlocal unsigned
+        if unsigned:  # not before the first round: a folder must be empty for a run to begin
+            sign(job.folder, replace(origin(job.recipe.device), since=line.round))
+            unsigned = False
         watch(line)
 
     try:

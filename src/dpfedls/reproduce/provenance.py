@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dpfedls.errors import InputError
 from dpfedls.experiments.folder import read_lines
 from dpfedls.reproduce.item import Options
 
@@ -25,11 +26,15 @@ _ORIGINS = "made-by.jsonl"
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """A line of made-by.jsonl: what made the rounds of a run, from some round on."""
+    """A line of made-by.jsonl: what made the rounds of a run, from round ``since`` on."""
 
     commit: str
     hardware: str
     torch: str
+    since: int = 1
+
+    def __str__(self) -> str:
+        return f"commit {self.commit} on {self.hardware}, torch {self.torch}"
 
 
 _NOT_NOTED = Origin("not noted", "a machine not noted", "not noted")
@@ -42,36 +47,34 @@ def provenance(
 
     Runs that were there already may come from other code and another machine: they say which.
     """
-    different = {run.folder: run for row in runs for run in row}.values()
-    origins = [o for run in different for o in run.origins or [_NOT_NOTED]]
-    origins = origins or [origin(options.device)]
-    return {
+    facts: dict[str, Any] = {
         "item": item,
         "command": command(options, item),
-        **{name: _all(origins, name) for name in Origin.__struct_fields__},
         "seeds": options.seeds,
         "settings": list(options.settings),
-        "seconds": round(time.perf_counter() - began, 1),
-        "runs": len(different),
-        "training_seconds": round(sum(line.seconds or 0.0 for r in different for line in r.rounds)),
+        "written_by": commit(),
     }
-
-
-def _all(origins: Sequence[Origin], name: str) -> str:
-    return " and ".join(dict.fromkeys(getattr(o, name) for o in origins))
+    different = {run.folder: run for row in runs for run in row}.values()
+    if not different:
+        own, seconds = [origin(options.device)], round(time.perf_counter() - began, 1)
+        return facts | {"made_by": list(map(str, own)), "seconds": seconds, "runs": 0}
+    trained = sum(line.seconds or 0.0 for run in different for line in run.rounds)
+    return facts | {
+        "made_by": list(dict.fromkeys(str(o) for run in different for o in run.origins)),
+        "training_seconds": round(trained),
+        "runs": len(different),
+    }
 
 
 def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
     """An item's section of Markdown: title, what was laid over it, text, and how it was made."""
     laid = " ".join(f"`{setting}`" for setting in facts["settings"])
-    commits = "commits" if " and " in facts["commit"] else "commit"
-    by = f"{commits} {facts['commit']}, on {facts['hardware']}, torch {facts['torch']}"
-    made = f"Made by `{facts['command']}`"
+    made, by = f"Made by `{facts['command']}`", "; ".join(facts["made_by"])
     if facts["runs"]:  # some may have been there before the command was given
         trained = duration(facts["training_seconds"])
-        made += f"; its {facts['runs']} runs, {trained} of training, by {by}"
+        made += f". Runs: {facts['runs']}, {trained} of training, by {by}"
     else:
-        made += f", {by}, in {duration(facts['seconds'])}"
+        made += f" in {duration(facts['seconds'])}, {by}"
     above = [f"**Laid over every recipe:** {laid}."] if laid else []
     return "\n\n".join([f"## {facts['title']}", *above, *sections, f"{made}."]) + "\n"
 
@@ -99,8 +102,12 @@ def sign(folder: Path, by: Origin) -> None:
 
 
 def read_origins(folder: Path) -> list[Origin]:
-    """What made a run; nothing where it was made for no item, or before this was noted."""
-    return read_lines(folder / _ORIGINS, Origin)
+    """What made a run. Rounds that ``dpfedls resume`` made behind a note are not told apart."""
+    try:
+        noted = read_lines(folder / _ORIGINS, Origin)
+    except InputError:  # a note that was cut short; the run itself is sound
+        noted = []
+    return noted if noted and noted[0].since == 1 else [_NOT_NOTED, *noted]
 
 
 @cache  # it asks git
@@ -141,6 +148,6 @@ def _git(folder: Path, *words: str) -> str:
         done = subprocess.run(
             ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
         )
-    except FileNotFoundError:
+    except OSError:  # no git, or none that may be executed
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -51,10 +51,11 @@ def make(task: str, options: Options) -> Item:
     every = list(product(grid.cases, grid.strengths, grid.rates))
     places = wanted(every, _labels, options)
     cases, strengths, rates = (list(dict.fromkeys(axis)) for axis in zip(*places, strict=True))
-    if not (0.0 in strengths and len(strengths) > 1 and 1.0 in rates):
+    if not (0.0 in strengths and 1.0 in rates and min(len(strengths), len(rates)) > 1):
         raise InputError(
-            "a gain is the distance between two methods, and the paper's is at η_g = 1; "
-            "ask for these cells too: --only 'σ = 0', another σ, and --only 'η_g = 1'"
+            "a gain is the distance between two methods, each of which may choose between the "
+            "paper's rate and another; ask for these cells too: --only 'σ = 0', another σ, "
+            "--only 'η_g = 1', another η_g"
         )
     runs = run_cells([_cell(grid, *place) for place in places], options)
     cells = [_facts(grid, *pair) for pair in zip(places, runs, strict=True)]
@@ -130,7 +131,7 @@ def _section(case: str, cells: Cells) -> str:
         name = "DP-Fed" if strength == 0 else "DP-Fed-LS"
         rates = sorted({cell["server_rate"] for cell in _chosen(own)})
         shown = ", ".join(f"{rate:g}" for rate in rates)
-        shown += " (end of the grid)" if _at_the_end(cells, strength) else ""
+        shown += " (the end of those tried)" if _at_the_end(cells, strength) else ""
         accuracies = (percent(*over_seeds(_tested(some))) for some in (own, at_one))
         rows.append([f"{name}, σ = {strength:g}", shown, *accuracies])
     header = ["method", "best η_g", "at best η_g", "at η_g = 1"]
@@ -148,7 +149,7 @@ def _verdict(cells: Cells) -> str:
         "its bias."
     )
     if any(_at_the_end(cells, strength) for strength in {cell["strength"] for cell in cells}):
-        text += " A best rate at the end of the grid may not be the best there is."
+        text += " A best rate at the end of those tried may not be the best there is."
     return text
 
 

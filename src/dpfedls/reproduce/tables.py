@@ -48,6 +48,7 @@ def make(item: str, options: Options) -> Item:
             *(_section(name, grid, cells) for name in dict.fromkeys(c["variant"] for c in cells)),
         ],
         cells=cells,
+        data={"lines": [_line(*pair) for pair in zip(places, runs, strict=True)]},
         runs=runs,
         began=began,
     )
@@ -73,7 +74,6 @@ def _facts(place: Place, runs: list[Run], convention: AccountantName) -> dict[st
         "accuracy_std": deviation,
         "accuracies": accuracies,
         "seeds": [run.summary["seed"] for run in runs],
-        **by_round(runs, ["test_accuracy"]),
         "published": place.published,
         "published_epsilon": place.values["epsilon"],
         "noise_multiplier": plan.noise_multiplier,
@@ -81,6 +81,12 @@ def _facts(place: Place, runs: list[Run], convention: AccountantName) -> dict[st
         "epsilon_as_added": _epsilon(plan, "pld"),
         "delta": plan.delta,
     }
+
+
+def _line(place: Place, runs: list[Run]) -> dict[str, Any]:
+    """How a cell came to its number."""
+    labels = {name: getattr(place, name) for name in ("variant", "part", "row", "column")}
+    return labels | by_round(runs, ["test_accuracy"])
 
 
 @cache  # the rows of a column share their plan

@@ -21,12 +21,14 @@ def write_item(
     title: str,
     sections: list[str],
     cells: list[dict[str, Any]],
+    data: dict[str, Any] | None = None,
     runs: Sequence[Sequence[Run]] = (),
     began: float,
 ) -> Item:
     """Write ITEM.json and ITEM.md."""
     options.out.mkdir(parents=True, exist_ok=True)
     facts = provenance(options, item, began, runs) | {"title": title, "cells": cells}
+    facts |= {"data": data} if data else {}
     text = page(facts, sections)
     files = [options.out / f"{item}.json", options.out / f"{item}.md"]
     write_whole(files[0], json.dumps(plain(facts), indent=1, ensure_ascii=False).encode())

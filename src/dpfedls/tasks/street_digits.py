@@ -30,7 +30,7 @@ MEAN, STDDEV = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 TEST, VALIDATION = 16_000, 10_000
 _MOST_CLIENTS = 100_000
 _CHUNK = 2000  # images drawn from one generator: another number gives other images
-_MOST_THREADS = 16  # each takes 100 MB for its chunk
+_MOST_THREADS = 16  # each takes 150 MB for its chunk
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
@@ -74,10 +74,9 @@ def draw(count: int, rng: torch.Generator) -> Images:
 
     def fill(chunk: int) -> None:
         own, seed = slice(chunk * _CHUNK, (chunk + 1) * _CHUNK), seeds[chunk]
-        with one_torch_thread():
-            images[own] = (255 * _draw(digits[own], torch.Generator().manual_seed(seed))).round_()
+        images[own] = (255 * _draw(digits[own], torch.Generator().manual_seed(seed))).round_()
 
-    with ThreadPoolExecutor(min(usual_threads(), _MOST_THREADS)) as pool:
+    with one_torch_thread(), ThreadPoolExecutor(min(usual_threads(), _MOST_THREADS)) as pool:
         list(pool.map(fill, range(len(seeds))))
     return images, digits
 

@@ -23,7 +23,6 @@ from dpfedls.reproduce.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SAMPLERS = {"uniform": "{kind='fixed', cohort=100}", "Poisson": "{kind='poisson', rate=0.2}"}
 PANELS = (("uniform", 1.0), ("uniform", 1.3), ("Poisson", 1.0), ("Poisson", 1.3))
 METHODS = {"non-DP": None, "DP-Fed": 0.0, "DP-Fed-LS": 1.0}  # the strength of smoothing
 QUANTITIES = {
@@ -35,12 +34,12 @@ QUANTITIES = {
 
 
 def make(options: Options) -> Item:
-    """Item ``attack``: 500 clients of 128 images, a fifth of them in each round."""
+    """Item ``attack``: 500 clients of 128 images; the network starts from MNIST."""
     return _make("attack", "street-digits-attack", 500, options)
 
 
 def small(options: Options) -> Item:
-    """Item ``attack-svhn5k``: real images, 400 clients of ten, few enough to learn by heart."""
+    """Item ``attack-svhn5k``: 400 clients of ten real images; it starts from random weights."""
     return _make("attack-svhn5k", "svhn5k-cnn", 400, options)
 
 
@@ -49,8 +48,7 @@ def _make(item: str, task: str, clients: int, options: Options) -> Item:
     began = time.perf_counter()
     panels = wanted(PANELS, lambda panel: (panel[0], f"z = {panel[1]:g}"), options)
     places = [(*panel, method) for panel in panels for method in METHODS]
-    shared = (f"task={task}", f"plan.num_clients={clients}", "diagnose=true")
-    runs = run_cells([Cell("street-digits", (*shared, *_own(*place))) for place in places], options)
+    runs = run_cells([_cell(task, clients, *place) for place in places], options)
     lines = [
         {"sampling": sampling, "noise_multiplier": z, "method": method}
         | by_round(own, list(QUANTITIES))
@@ -75,14 +73,28 @@ def _make(item: str, task: str, clients: int, options: Options) -> Item:
     )
 
 
-def _own(sampling: str, z: float, method: str) -> tuple[str, ...]:
+def _cell(task: str, clients: int, sampling: str, z: float, method: str) -> Cell:
+    """A fifth of the clients in each round."""
+    samplers = {
+        "uniform": f"{{kind='fixed', cohort={clients // 5}}}",
+        "Poisson": "{kind='poisson', rate=0.2}",
+    }
     strength = METHODS[method]
     # Without privacy there is neither noise nor a clip norm, and z plays no part.
     noise = ("plan.noise_multiplier=0", "plan.clip_norm=inf")
     if strength is not None:
         noise = (f"plan.noise_multiplier={z:g}",)
-    sampler = f"plan.sampler={SAMPLERS[sampling]}"
-    return (sampler, *noise, f"denoiser.strength={strength or 0:g}")
+    return Cell(
+        "street-digits",
+        (
+            f"task={task}",
+            f"plan.num_clients={clients}",
+            f"plan.sampler={samplers[sampling]}",
+            *noise,
+            f"denoiser.strength={strength or 0:g}",
+            "diagnose=true",
+        ),
+    )
 
 
 def draw(figure: Figure, data: dict[str, Any]) -> None:
