@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -91,3 +91,30 @@ def test_torch_gets_its_threads_back_whoever_leaves_first():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_thread_that_enters_while_another_leaves_finds_what_is_usual(monkeypatch):
+    usual, real, others = torch.get_num_threads(), torch.set_num_threads, []
+
+    def enter():
+        with one_torch_thread():
+            found.append(usual_threads())
+
+    def slowly(count):
+        if count != 1 and not others:  # the first is leaving; the second comes in between
+            others.append(Thread(target=enter))
+            others[0].start()
+            others[0].join(timeout=0.2)
+        real(count)
+
+    found: list[int] = []
+    real(3)
+    monkeypatch.setattr(torch, "set_num_threads", slowly)
+    try:
+        with one_torch_thread():
+            pass
+        others[0].join()
+        assert found == [3]
+        assert torch.get_num_threads() == 3
+    finally:
+        real(usual)

@@ -30,15 +30,15 @@ def one_torch_thread() -> Iterator[None]:
     if getattr(_mine, "inside", False):
         yield
         return
-    with _lock:
+    with _lock:  # a thread's count is what a new thread begins with: nobody looks in between
         _usual = _usual if _threads_inside else torch.get_num_threads()
         _threads_inside += 1
+        torch.set_num_threads(1)
     _mine.inside = True
-    torch.set_num_threads(1)
     try:
         yield
     finally:
         _mine.inside = False
         with _lock:
             _threads_inside -= 1
-        torch.set_num_threads(_usual)
+            torch.set_num_threads(_usual)
