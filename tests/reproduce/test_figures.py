@@ -195,16 +195,35 @@ def test_attack_and_stability_have_a_line_for_every_setting(tmp_path):
     assert {len(x["validation_accuracy"]) for x in facts["data"]["lines"]} == {1}
 
 
+def test_an_attack_takes_a_fifth_of_the_clients_by_either_sampling(tmp_path):
+    for task, clients in (("street-digits-attack", 500), ("svhn5k-cnn", 400)):
+        for sampling in ("uniform", "Poisson"):
+            cell = attack._cell(task, clients, sampling, 1.0, "DP-Fed")
+            assert resolve(cell, 0, Options(tmp_path)).plan.expected_cohort == clients / 5
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        ([0.1, 0.2, 0.2], "is in no judged round ahead of every smoothed run."),
+        ([0.5, 0.2, 0.2], "is ahead of every smoothed run in round 10 for the last time."),
+        ([0.5, 0.2, 0.9], "is ahead of every smoothed run still at the end."),
+    ],
+)
+def test_curves_say_until_when_no_smoothing_is_ahead(plain, said):
+    facts = {"rounds": [10, 20, 30], "noise_multiplier": 1, "published_epsilon": 5}
+    lines = [
+        facts | {"strength": k, "epsilon_as_added": 3.7, "validation_accuracy": [curve]}
+        for k, curve in enumerate((plain, [0.3, 0.3, 0.3]))
+    ]
+    assert curves._seen("Poisson", lines).endswith(said)
+
+
 def test_attack_and_stability_can_be_made_in_part(tmp_path):
     options = Options(out=tmp_path, seeds=1, settings=TINY, only=("Poisson", "z = 1"))
-    for task, clients in (("street-digits-attack", 500), ("svhn5k-cnn", 400)):
-        for sampling in ("uniform", "Poisson"):  # a fifth of the clients either way
-            plan = resolve(
-                attack._cell(task, clients, sampling, 1.0, "DP-Fed"), 0, Options(tmp_path)
-            ).plan
-            assert plan.expected_cohort == clients / 5
     small = make("attack-svhn5k", options)
     assert small.files[0] == tmp_path / "attack-svhn5k.pdf"
+    assert "Top left: the area" in small.files[3].read_text(encoding="utf-8")
     lines = content(small)["data"]["lines"]
     assert [x["method"] for x in lines] == ["non-DP", "DP-Fed", "DP-Fed-LS"]
     assert {(x["sampling"], x["noise_multiplier"]) for x in lines} == {("Poisson", 1.0)}

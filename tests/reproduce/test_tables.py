@@ -115,6 +115,7 @@ def test_a_table_as_text(toy):
     assert text.count("The DP-Fed cell furthest from") == 1  # the other variant has other noise
     assert text.count("is ahead of no smoothing in ") == 2
     assert "**Laid over every recipe:** `task=synthetic-logistic`" in text
+    assert "the ε of a column's head, are of the paper's own settings." in text
 
 
 def test_epsilon_under_both_conventions():

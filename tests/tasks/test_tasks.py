@@ -206,7 +206,7 @@ def test_street_digits_are_the_same_however_many_threads_draw_them():
 
 
 def test_strokes_round_as_they_are_written():
-    """Or images would depend on the machine that draws them: a plain twin, to the last bit."""
+    """Or a compiler could change the images: a plain twin, to the last bit."""
     rng = np.random.default_rng(0)
     px, py = rng.uniform(-4, 36, (2, 5, 7, 2)).astype(np.float32)
     found, nearest = np.empty((5, 32, 32), np.float32), np.full((5, 32, 32), np.inf, np.float32)

@@ -77,7 +77,7 @@ def draw(count: int, rng: torch.Generator) -> Images:
         images[own] = (255 * _draw(digits[own], torch.Generator().manual_seed(seed))).round_()
 
     with one_torch_thread(), ThreadPoolExecutor(min(usual_threads(), _MOST_THREADS)) as pool:
-        list(pool.map(fill, range(len(seeds))))
+        list(pool.map(fill, range(len(seeds))))  # an error in one is raised here
     return images, digits
 
 

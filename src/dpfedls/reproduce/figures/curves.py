@@ -232,10 +232,8 @@ def _seen(sampling: str, lines: list[dict[str, Any]]) -> str:
     rounds = lines[0]["rounds"]
     lead = "is in no judged round ahead of every smoothed run"
     if len(ahead):
-        last = ahead[-1] == len(rounds) - 1
-        when = (
-            "still in the last round" if last else f"in round {rounds[ahead[-1]]} for the last time"
-        )
+        last = rounds[ahead[-1]]
+        when = f"in round {last} for the last time" if last < rounds[-1] else "still at the end"
         lead = f"is ahead of every smoothed run {when}"
     first, epsilon = lines[0], lines[0]["epsilon_as_added"]
     tight = "no finite ε" if epsilon is None else f"ε = {epsilon:.2f} by the tight accountant"
