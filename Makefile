@@ -25,7 +25,7 @@ check: setup  ## formatter, linter, type checker
 	$(BIN)/basedpyright
 
 results-check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
-	$(BIN)/python -m dpfedls.reproduce.check docs/results/table2.json
+	$(BIN)/python -m dpfedls.paper.check docs/results/table2.json
 
 .PHONY: bench
 bench: setup  ## speed beside pfl, Flower and plain torch, in about 20 minutes; then how ours grows

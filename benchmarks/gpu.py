@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from dpfedls.clients import ClientData
-from dpfedls.local_update import LocalSGD, LoopedUpdate, VmappedUpdate, cross_entropy
+from dpfedls.engine.vmapped import VmappedUpdate
+from dpfedls.local_sgd import LocalSGD, LoopedUpdate, cross_entropy
 from dpfedls.parameters import Layout
 from dpfedls.tasks.models import character_lstm, cnn
 

@@ -28,9 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload, draw
 
 from dpfedls import ClientData, LocalSGD
-from dpfedls.experiments.folder import RunFolder
-from dpfedls.experiments.recipe import Recipe
-from dpfedls.local_update import cross_entropy, schedule
+from dpfedls.local_sgd import cross_entropy, schedule
+from dpfedls.runs.folder import RunFolder
+from dpfedls.runs.recipe import Recipe
 from dpfedls.server import ServerState
 from dpfedls.simulation import Simulation
 from dpfedls.tasks.models import cnn, logistic_regression, mlp

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dpfedls import cli
+from dpfedls.commands import main as cli
 
 SMALL = [
     "--set",

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpfedls import InputError, replace_batch_norm
-from dpfedls.modules import check_model
+from dpfedls.checks import check_model
 from dpfedls.tasks.models import LSTM, character_lstm, cnn
 
 

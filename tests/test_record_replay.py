@@ -27,12 +27,12 @@ from dpfedls.audit.neighbours import (
     RecordingServer,
 )
 from dpfedls.audit.replay import audit_replay, differences
-from dpfedls.experiments import recipe as recipes
-from dpfedls.experiments import run as runs
-from dpfedls.experiments.folder import read_rounds
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger, read_ledger
 from dpfedls.randomness import SeededStreams
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs import run as runs
+from dpfedls.runs.folder import read_rounds
 from dpfedls.simulation import federate
 from dpfedls.tasks.task import make_task
 from federations import linear_clients, local, plan, start_model

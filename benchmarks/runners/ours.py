@@ -10,13 +10,13 @@ from torch import nn
 from workloads import WORKLOADS, Workload, draw
 
 from dpfedls import ClientData, FixedSizeSampling, LaplacianSmoothing, LocalSGD, PrivacyPlan
+from dpfedls.engine.ranks import find_workers
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.server import Server, ServerState
 from dpfedls.simulation import Simulation, federate
 from dpfedls.tasks import models
-from dpfedls.workers import find_workers
 from runners.measure import Rounds, parser
 from runners.models import make_model
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import mean
 
 from dpfedls import server
-from dpfedls.experiments import recipe as recipes
-from dpfedls.experiments.run import start
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs.run import start
 from dpfedls.sampling import PoissonSampling
 
 SEEDS = range(6)

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpfedls.checks import replace_batch_norm as replace_batch_norm
     from dpfedls.clients import ClientData as ClientData
     from dpfedls.denoising import Identity as Identity
     from dpfedls.denoising import JamesStein as JamesStein
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from dpfedls.errors import BudgetExhausted as BudgetExhausted
     from dpfedls.errors import InputError as InputError
     from dpfedls.gaussian import Release as Release
-    from dpfedls.local_update import LocalSGD as LocalSGD
-    from dpfedls.modules import replace_batch_norm as replace_batch_norm
+    from dpfedls.local_sgd import LocalSGD as LocalSGD
     from dpfedls.privacy.plan import PrivacyPlan as PrivacyPlan
     from dpfedls.sampling import FixedSizeSampling as FixedSizeSampling
     from dpfedls.sampling import PoissonSampling as PoissonSampling
@@ -54,14 +54,14 @@ _HOMES = {
     "InputError": "errors",
     "JamesStein": "denoising",
     "LaplacianSmoothing": "denoising",
-    "LocalSGD": "local_update",
+    "LocalSGD": "local_sgd",
     "PoissonSampling": "sampling",
     "PrivacyPlan": "privacy.plan",
     "Release": "gaussian",
     "Result": "simulation",
     "SoftThreshold": "denoising",
     "effective_dimension": "theory",
-    "replace_batch_norm": "modules",
+    "replace_batch_norm": "checks",
     "smooth": "denoising",
     "train": "simulation",
 }

@@ -1,5 +1,5 @@
 """``python -m dpfedls`` is the command line."""
 
-from dpfedls.cli import main
+from dpfedls.commands.main import main
 
 main()

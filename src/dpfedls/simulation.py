@@ -17,22 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfedls.checks import check_model, check_samples
 from dpfedls.clients import ClientData
 from dpfedls.clipping import clipped_sum
 from dpfedls.denoising import Denoiser, Identity
+from dpfedls.engine.choose import fastest_update
+from dpfedls.engine.ranks import ALONE, Workers
+from dpfedls.engine.threads import one_torch_thread
 from dpfedls.errors import InputError, require_positive
-from dpfedls.evaluation import evaluate
-from dpfedls.fastest import fastest_update
-from dpfedls.local_update import LocalSGD, LocalUpdate, Loss, cross_entropy
-from dpfedls.modules import check_model, check_samples
+from dpfedls.local_sgd import LocalSGD, LocalUpdate, Loss, cross_entropy
+from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import RandomStreams, SeededStreams
 from dpfedls.sampling import Indices
 from dpfedls.server import Server, ServerState
-from dpfedls.threads import one_torch_thread
-from dpfedls.workers import ALONE, Workers
 
 log = logging.getLogger("dpfedls")
 Samples = tuple[Tensor, Tensor]

@@ -9,7 +9,7 @@ from scipy import stats
 from dpfedls import InputError
 from dpfedls.audit.canary import cosines, judge_cosines, random_directions
 from dpfedls.audit.recipe import audit_recipe, canary_run
-from dpfedls.experiments import recipe as recipes
+from dpfedls.runs import recipe as recipes
 from dpfedls.server import gaussian_release
 
 

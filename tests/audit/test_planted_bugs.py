@@ -21,15 +21,15 @@ from dpfedls.audit.cohorts import audit_cohorts
 from dpfedls.audit.gdp import audit_round
 from dpfedls.audit.neighbours import LAYOUT
 from dpfedls.audit.replay import audit_replay
-from dpfedls.experiments import recipe as recipes
-from dpfedls.experiments import run as runs
-from dpfedls.experiments.checkpoint import FILE
-from dpfedls.experiments.verify import verify
-from dpfedls.local_update import LoopedUpdate, cross_entropy
+from dpfedls.local_sgd import LoopedUpdate, cross_entropy
 from dpfedls.parameters import Layout
 from dpfedls.privacy import epsilon
 from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
 from dpfedls.randomness import SeededStreams
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs import run as runs
+from dpfedls.runs.checkpoint import FILE
+from dpfedls.runs.verify import verify
 from dpfedls.server import Server
 from dpfedls.simulation import Simulation, trainable_copy
 from federations import linear_clients, local, plan

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from dpfedls import InputError
 from dpfedls.commands.deploy import app
-from dpfedls.experiments import recipe as recipes
 from dpfedls.flower.app import FILES, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
+from dpfedls.runs import recipe as recipes
 
 
 def init(*arguments):

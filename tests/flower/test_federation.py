@@ -11,13 +11,13 @@ from fake_grid import FakeGrid
 from safetensors.torch import load_file
 from test_strategy import app_of, small, strategy_of
 
-from dpfedls.experiments import folder as folders
-from dpfedls.experiments import run as runs
-from dpfedls.experiments.checkpoint import Checkpoint
-from dpfedls.experiments.verify import verify
 from dpfedls.flower.app import write_app
 from dpfedls.flower.local import Federation
 from dpfedls.privacy.ledger import read_ledger
+from dpfedls.runs import folder as folders
+from dpfedls.runs import run as runs
+from dpfedls.runs.checkpoint import Checkpoint
+from dpfedls.runs.verify import verify
 
 NODES = 3
 SAFETY = 150  # seconds after which a test gives up waiting; nothing is ever measured by it
@@ -84,7 +84,7 @@ def test_a_run_to_the_end_agrees_with_the_simulation(federation, tmp_path):
 
 DIE = """
 import os, signal
-from dpfedls.experiments.folder import RunFolder
+from dpfedls.runs.folder import RunFolder
 
 record = RunFolder.record
 

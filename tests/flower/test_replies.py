@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_strategy import app_of, small, strategy_of, task_of
 
-from dpfedls.experiments.verify import verify
 from dpfedls.flower.replies import (
     STYPE,
     Refused,
@@ -28,6 +27,7 @@ from dpfedls.flower.replies import (
     unpack,
 )
 from dpfedls.parameters import Layout
+from dpfedls.runs.verify import verify
 
 LAYOUT = Layout(("bias", "weight"), ((3,), (3, 2)))
 ONE = Request(node=100, round=4, people=1)

@@ -13,14 +13,14 @@ from scipy import stats
 
 import dpfedls
 from dpfedls import BudgetExhausted, InputError
-from dpfedls.experiments import folder as folders
-from dpfedls.experiments import recipe as recipes
-from dpfedls.experiments import run as runs
-from dpfedls.experiments.checkpoint import FILE, Checkpoint
-from dpfedls.experiments.verify import verify
 from dpfedls.flower import DPFedLS, client_app
 from dpfedls.privacy.ledger import read_ledger
 from dpfedls.randomness import SeededStreams
+from dpfedls.runs import folder as folders
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs import run as runs
+from dpfedls.runs.checkpoint import FILE, Checkpoint
+from dpfedls.runs.verify import verify
 from dpfedls.tasks.task import make_task
 
 SMALL = ["plan.num_clients=60", "plan.rounds=6", "plan.noise_multiplier=1.0"]

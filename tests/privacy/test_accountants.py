@@ -29,7 +29,7 @@ from dpfedls.privacy import (
     profile,
     rounds_for,
 )
-from dpfedls.privacy.rdp import ORDERS
+from dpfedls.privacy.accounting.rdp import ORDERS
 from dpfedls.sampling import FixedSizeSampling, PoissonSampling, Sampler
 
 SVHN, SHAKESPEARE = (2000, 100, 200), (975, 195, 100)  # clients, cohort, rounds

@@ -15,7 +15,7 @@ import pytest
 
 from dpfedls.errors import InputError
 from dpfedls.privacy import RoundEvent, epsilon, noise_multiplier_for, rounds_for
-from dpfedls.privacy.closed_form import (
+from dpfedls.privacy.accounting.closed_form import (
     Infeasible,
     closed_form_epsilon,
     closed_form_noise,
@@ -23,7 +23,7 @@ from dpfedls.privacy.closed_form import (
     confirm,
     lemma_rdp,
 )
-from dpfedls.privacy.rdp import ORDERS
+from dpfedls.privacy.accounting.rdp import ORDERS
 from dpfedls.sampling import FixedSizeSampling, PoissonSampling, Sampler
 
 FIXED, POISSON = FixedSizeSampling(cohort=50), PoissonSampling(rate=0.05)
@@ -146,7 +146,7 @@ def test_unconfirmed_noise_is_refused() -> None:
 
 def test_lemmas_hold_at_integer_orders() -> None:
     """Against the numerical RDP they simplify: Mironov et al. 2019 and Wang et al. 2019."""
-    from dpfedls.privacy.rdp import _rdp  # pyright: ignore[reportPrivateUsage]
+    from dpfedls.privacy.accounting.rdp import _rdp  # pyright: ignore[reportPrivateUsage]
 
     checked = 0
     for rate, noise in itertools.product((0.001, 0.01, 0.05), (0.82, 1.6, 3.0, 8.0)):

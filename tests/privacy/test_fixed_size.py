@@ -18,8 +18,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpfedls.privacy import RoundEvent, epsilon
-from dpfedls.privacy.fixed_size import fixed_size_delta, fixed_size_pmf
-from dpfedls.privacy.loss_pmf import added_delta, gaussian_delta, poisson_pmfs, removed_delta
+from dpfedls.privacy.accounting.fixed_size import fixed_size_delta, fixed_size_pmf
+from dpfedls.privacy.accounting.loss_pmf import (
+    added_delta,
+    gaussian_delta,
+    poisson_pmfs,
+    removed_delta,
+)
 from dpfedls.sampling import FixedSizeSampling
 
 Floats = NDArray[np.float64]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dpfedls import InputError
+from dpfedls.paper import street_digits
 from dpfedls.randomness import SeededStreams
-from dpfedls.tasks import street_digits
 from dpfedls.tasks.files import SOURCES
 from dpfedls.tasks.pretrain import as_street_images, pretrained_cnn
 from dpfedls.tasks.task import make_task

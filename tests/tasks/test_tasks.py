@@ -11,11 +11,11 @@ import torch
 from scipy.io import savemat
 
 from dpfedls import InputError
+from dpfedls.paper.street_digits import draw
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks import mnist5k, street_digits, strokes
 from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.shakespeare import speeches
-from dpfedls.tasks.street_digits import draw
 from dpfedls.tasks.task import make_task
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfedls import InputError, theory
-from dpfedls.privacy.closed_form import closed_form_noise
+from dpfedls.privacy.accounting.closed_form import closed_form_noise
 from dpfedls.sampling import FixedSizeSampling
 
 

@@ -15,7 +15,7 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from dpfedls.privacy.loss_pmf import gaussian_delta
+from dpfedls.privacy.accounting.loss_pmf import gaussian_delta
 
 Scores: TypeAlias = NDArray[np.float64]
 

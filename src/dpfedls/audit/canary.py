@@ -22,7 +22,7 @@ from dpfedls.audit.bounds import gdp_epsilon
 from dpfedls.denoising import Denoiser
 from dpfedls.errors import InputError
 from dpfedls.gaussian import Release
-from dpfedls.local_update import LocalUpdate
+from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Updates, Vector
 from dpfedls.sampling import Indices
 from dpfedls.server import ServerState

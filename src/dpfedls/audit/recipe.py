@@ -11,10 +11,10 @@ from dpfedls.audit.canary import FEWEST, CanaryAudit, audit_canaries
 from dpfedls.audit.cohorts import audit_cohorts
 from dpfedls.audit.gdp import audit_round, check_auditable, run_epsilon
 from dpfedls.audit.replay import audit_replay
-from dpfedls.experiments.recipe import Recipe
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
+from dpfedls.runs.recipe import Recipe
 from dpfedls.server import Server
 from dpfedls.simulation import federate, trainable_copy
 from dpfedls.tasks.task import make_task

@@ -28,7 +28,7 @@ def audit(
     import torch
 
     from dpfedls.audit.recipe import audit_recipe
-    from dpfedls.experiments import recipe as recipes
+    from dpfedls.runs import recipe as recipes
 
     settings = list(set_ or [])
     settings += [] if seed is None else [f"seed={seed}"]

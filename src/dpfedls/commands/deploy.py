@@ -31,8 +31,8 @@ def init(
     json: Json = False,
 ) -> None:
     """Write a complete Flower app for a recipe: change its data loader and it is yours."""
-    from dpfedls.experiments import recipe as recipes
     from dpfedls.flower.app import FILES, deployed, write_app
+    from dpfedls.runs import recipe as recipes
 
     settings = list(set_ or [])
     chosen = deployed(recipes.read(recipe, settings), settings)
@@ -54,9 +54,9 @@ def local(
     json: Json = False,
 ) -> None:
     """Run a recipe on a SuperLink and SuperNodes on this machine, over TLS, with node keys."""
-    from dpfedls.experiments import recipe as recipes
     from dpfedls.flower.app import deployed
     from dpfedls.flower.local import FederationFailed, deploy_local
+    from dpfedls.runs import recipe as recipes
 
     settings = list(set_ or [])
     chosen = deployed(recipes.read(recipe, settings), settings)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from dpfedls.experiments.jsonable import plain
+from dpfedls.runs.jsonable import plain
 
 Json: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")

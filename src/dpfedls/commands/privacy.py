@@ -99,7 +99,7 @@ def noise(
     json: Json = False,
 ) -> None:
     """The noise that keeps a run within ε."""
-    from dpfedls.privacy.closed_form import closed_form_noise
+    from dpfedls.privacy.accounting.closed_form import closed_form_noise
     from dpfedls.privacy.plan import PrivacyPlan
 
     plan = PrivacyPlan(
@@ -172,8 +172,8 @@ def rounds(
 @app.command()
 def statement(run: RunFolder, json: Json = False) -> None:
     """The privacy statement of a run."""
-    from dpfedls.experiments.verify import read_statement
     from dpfedls.privacy.statement import text
+    from dpfedls.runs.verify import read_statement
 
     values = read_statement(run)
     answer(values, json, text(values))
@@ -182,7 +182,7 @@ def statement(run: RunFolder, json: Json = False) -> None:
 @app.command()
 def verify(run: RunFolder, json: Json = False) -> None:
     """Recompute a run's account from its folder and name whatever does not add up."""
-    from dpfedls.experiments.verify import verify as verify_run
+    from dpfedls.runs.verify import verify as verify_run
 
     values = verify_run(run)
     verdict = "valid" if values["valid"] else "NOT valid"

@@ -13,8 +13,8 @@ import typer
 
 from dpfedls.commands.output import Json, answer
 from dpfedls.errors import InputError
-from dpfedls.reproduce.item import Item, Options, RunsFailed
-from dpfedls.reproduce.items import ITEMS, chosen, make
+from dpfedls.paper.item import Item, Options, RunsFailed
+from dpfedls.paper.items import ITEMS, chosen, make
 
 # An empty line between them keeps typer from making one paragraph of them.
 ITEM_LIST = "\n\n".join(f"{name:<20} {title}" for name, (_, title) in ITEMS.items())

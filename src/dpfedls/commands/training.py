@@ -11,7 +11,7 @@ from dpfedls.commands.output import Json, answer, pairs, progress
 from dpfedls.errors import InputError
 
 if TYPE_CHECKING:
-    from dpfedls.experiments.folder import Outcome, RoundLog, Watch
+    from dpfedls.runs.folder import Outcome, RoundLog, Watch
 
 _SUMMARY = (
     *("run", "task", "mode", "rounds", "accuracy", "loss", "epsilon", "delta", "accountant"),
@@ -25,8 +25,8 @@ def demo(
     json: Json = False,
 ) -> None:
     """DP-Fed against DP-Fed-LS at the same privacy budget, on 5,000 real MNIST images, offline."""
-    from dpfedls.experiments.demo import STRENGTHS
-    from dpfedls.experiments.demo import demo as run_demo
+    from dpfedls.runs.demo import STRENGTHS
+    from dpfedls.runs.demo import demo as run_demo
 
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}; use 5 for a fair comparison")
@@ -40,7 +40,7 @@ def demo(
 
 def recipes(json: Json = False) -> None:
     """The recipes that come with the package."""
-    from dpfedls.experiments.catalogue import catalogue
+    from dpfedls.runs.catalogue import catalogue
 
     found = catalogue()
     name, task = (max(len(r[key]) for r in found) for key in ("name", "task"))
@@ -62,9 +62,9 @@ def run(
     json: Json = False,
 ) -> None:
     """Train one recipe; leave a run folder with model, log, ledger, statement and report."""
-    from dpfedls.experiments import recipe as recipes
-    from dpfedls.experiments.run import assist, start
-    from dpfedls.workers import find_workers
+    from dpfedls.engine.ranks import find_workers
+    from dpfedls.runs import recipe as recipes
+    from dpfedls.runs.run import assist, start
 
     settings = list(set_ or [])
     settings += [] if seed is None else [f"seed={seed}"]
@@ -85,10 +85,10 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on with a run that was stopped, at the round after the last one released."""
-    from dpfedls.experiments.folder import read_recipe
-    from dpfedls.experiments.run import assist
-    from dpfedls.experiments.run import resume as go_on
-    from dpfedls.workers import find_workers
+    from dpfedls.engine.ranks import find_workers
+    from dpfedls.runs.folder import read_recipe
+    from dpfedls.runs.run import assist
+    from dpfedls.runs.run import resume as go_on
 
     with find_workers() as workers:
         if workers.rank > 0:
@@ -105,7 +105,7 @@ def report(
     json: Json = False,
 ) -> None:
     """One HTML page with the curves and figures of several runs."""
-    from dpfedls.experiments.compare import compare
+    from dpfedls.runs.compare import compare
 
     compare(runs, out)
     answer({"report": str(out)}, json, f"report: {out}")
@@ -116,7 +116,7 @@ def attack(
     json: Json = False,
 ) -> None:
     """Try to tell by the loss who was trained on: area under the ROC, 0.5 is a coin."""
-    from dpfedls.experiments.attack import attack as attack_run
+    from dpfedls.audit.attack import attack as attack_run
 
     found = attack_run(run)
     lines = [
@@ -128,7 +128,7 @@ def attack(
 
 def doctor(json: Json = False) -> None:
     """Check that everything this package needs is here and computes what it should."""
-    from dpfedls.experiments.doctor import examine
+    from dpfedls.commands.doctor import examine
 
     found = examine()
     lines = [f"{c['state']:<8} {c['check']:<24} {c['detail']}" for c in found["checks"]]

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from dpfedls.errors import InputError
-from dpfedls.experiments import recipe as recipes
-from dpfedls.experiments.recipe import Recipe
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs.recipe import Recipe
 
 FILES = (
     "pyproject.toml",

@@ -17,16 +17,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from dpfedls.checks import check_model, check_samples
 from dpfedls.clients import ClientData
 from dpfedls.clipping import clipped_sum
+from dpfedls.engine.choose import fastest_update
 from dpfedls.errors import InputError
-from dpfedls.evaluation import evaluate
-from dpfedls.experiments.recipe import Recipe
-from dpfedls.fastest import fastest_update
 from dpfedls.flower.replies import make_census, make_reply, unpack
-from dpfedls.local_update import LocalUpdate, Loss, cross_entropy
-from dpfedls.modules import check_model, check_samples
+from dpfedls.local_sgd import LocalUpdate, Loss, cross_entropy
+from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.runs.recipe import Recipe
 from dpfedls.sampling import Indices
 
 log = logging.getLogger("dpfedls")

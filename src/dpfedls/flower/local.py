@@ -17,13 +17,13 @@ from pathlib import Path
 from types import FrameType
 
 from dpfedls.errors import BudgetExhausted, InputError
-from dpfedls.experiments.folder import Outcome, Watch, open_folder, read_rounds, summary
-from dpfedls.experiments.recipe import Recipe
-from dpfedls.experiments.verify import read_statement, verify
 from dpfedls.flower import require_flower
 from dpfedls.flower.app import write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
 from dpfedls.randomness import SeededStreams, SystemStreams
+from dpfedls.runs.folder import Outcome, Watch, open_folder, read_rounds, summary
+from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
 _PATIENCE = 120.0  # seconds for a process to come up on a busy machine

@@ -26,18 +26,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
+from dpfedls.checks import check_model, check_samples
 from dpfedls.errors import BudgetExhausted, InputError
-from dpfedls.evaluation import evaluate
-from dpfedls.experiments.folder import RoundLog, RunFolder, Watch, server_for
-from dpfedls.experiments.recipe import Recipe
 from dpfedls.flower.client import make_ask
 from dpfedls.flower.exchange import Post, message
 from dpfedls.flower.replies import Refused, Request, pack, read_update
 from dpfedls.flower.roster import People, Roster
-from dpfedls.local_update import Loss, cross_entropy
-from dpfedls.modules import check_model, check_samples
+from dpfedls.local_sgd import Loss, cross_entropy
+from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
 from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
+from dpfedls.runs.folder import RoundLog, RunFolder, Watch, server_for
+from dpfedls.runs.recipe import Recipe
 from dpfedls.server import ServerState
 
 log = logging.getLogger("dpfedls")

@@ -14,13 +14,17 @@ import numpy as np
 from scipy.optimize import brentq
 
 from dpfedls.errors import InputError, unknown
-from dpfedls.privacy import pld
-from dpfedls.privacy.closed_form import closed_form_epsilon, closed_form_noise, closed_form_rounds
+from dpfedls.privacy.accounting import pld
+from dpfedls.privacy.accounting.closed_form import (
+    closed_form_epsilon,
+    closed_form_noise,
+    closed_form_rounds,
+)
+from dpfedls.privacy.accounting.loss_pmf import gaussian_delta
+from dpfedls.privacy.accounting.pld import Spent
+from dpfedls.privacy.accounting.rdp import paper_epsilon, rdp_epsilon
+from dpfedls.privacy.accounting.search import noise_reaching, rounds_within
 from dpfedls.privacy.event import RoundEvent
-from dpfedls.privacy.loss_pmf import gaussian_delta
-from dpfedls.privacy.pld import Spent
-from dpfedls.privacy.rdp import paper_epsilon, rdp_epsilon
-from dpfedls.privacy.search import noise_reaching, rounds_within
 from dpfedls.sampling import Sampler
 
 AccountantName: TypeAlias = Literal["pld", "rdp", "closed-form", "paper"]

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from dpfedls.recurrence import LSTM, LastPosition
+from dpfedls.engine.recurrence import LSTM, LastPosition
 
 
 def logistic_regression(inputs: int, classes: int) -> nn.Module:

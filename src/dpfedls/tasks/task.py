@@ -28,18 +28,18 @@ TaskMaker = Callable[[int, SeededStreams], Task]
 
 # By name, not imported: a task's packages are loaded when it is asked for.
 _TASKS = {
-    "digits-logistic": "digits:make",
-    "mnist-logistic": "mnist:make",
-    "mnist-logistic-dirichlet": "mnist:make_dirichlet",
-    "mnist5k-logistic": "mnist5k:make",
-    "shakespeare-lstm": "shakespeare:make",
-    "street-digits-attack": "street_digits:make_attack",
-    "street-digits-cnn": "street_digits:make",
-    "street-digits-cnn-pretrained": "street_digits:make_pretrained",
-    "svhn-cnn": "svhn:make",
-    "svhn-cnn-scratch": "svhn:make_scratch",
-    "svhn5k-cnn": "svhn:make_small",
-    "synthetic-logistic": "synthetic:make",
+    "digits-logistic": "dpfedls.tasks.digits:make",
+    "mnist-logistic": "dpfedls.tasks.mnist:make",
+    "mnist-logistic-dirichlet": "dpfedls.tasks.mnist:make_dirichlet",
+    "mnist5k-logistic": "dpfedls.tasks.mnist5k:make",
+    "shakespeare-lstm": "dpfedls.tasks.shakespeare:make",
+    "street-digits-attack": "dpfedls.paper.street_digits:make_attack",
+    "street-digits-cnn": "dpfedls.paper.street_digits:make",
+    "street-digits-cnn-pretrained": "dpfedls.paper.street_digits:make_pretrained",
+    "svhn-cnn": "dpfedls.tasks.svhn:make",
+    "svhn-cnn-scratch": "dpfedls.tasks.svhn:make_scratch",
+    "svhn5k-cnn": "dpfedls.tasks.svhn:make_small",
+    "synthetic-logistic": "dpfedls.tasks.synthetic:make",
 }
 
 
@@ -50,5 +50,5 @@ def make_task(name: str, num_clients: int, streams: SeededStreams) -> Task:
     with torch.random.fork_rng(devices=[]):  # initial weights follow the run's seed, not torch's
         torch.manual_seed(streams.torch_generator("model").initial_seed())
         module, maker = _TASKS[name].split(":")
-        make: TaskMaker = getattr(importlib.import_module(f"dpfedls.tasks.{module}"), maker)
+        make: TaskMaker = getattr(importlib.import_module(module), maker)
         return make(num_clients, streams)

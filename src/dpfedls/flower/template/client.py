@@ -7,9 +7,9 @@ from pathlib import Path
 from flwr.app import Context
 from torch import Tensor
 
-from dpfedls.experiments import recipe as recipes
 from dpfedls.flower import client_app
 from dpfedls.randomness import SeededStreams
+from dpfedls.runs import recipe as recipes
 from dpfedls.tasks.task import Task, make_task
 
 recipe = recipes.read(str(Path(__file__).with_name("recipe.toml")))

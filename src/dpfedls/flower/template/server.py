@@ -5,9 +5,9 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from dpfedls.experiments import recipe as recipes
 from dpfedls.flower import DPFedLS
 from dpfedls.randomness import SeededStreams
+from dpfedls.runs import recipe as recipes
 from dpfedls.tasks.task import make_task
 
 recipe = recipes.read(str(Path(__file__).with_name("recipe.toml")))

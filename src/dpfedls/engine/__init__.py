@@ -1,0 +1,1 @@
+"""How clients are trained fast: every engine gives the results of the slow twin."""

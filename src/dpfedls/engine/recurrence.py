@@ -1,0 +1,178 @@
+"""An LSTM whose recurrent part runs for one client or, under vmap, for many at once.
+
+Torch has no batching rule for its fused LSTM. This one runs all clients position by position: one
+batched product and one pointwise step each, with the backward pass written out, so that the
+gradients of the weights are one product over all positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+
+def recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Hidden states (t, b, h) of an LSTM whose gates are ``driven`` (t, b, 4h) by its inputs.
+
+    Gates stand in torch's order: input, forget, cell, output.
+    """
+    if has_torch_function((driven, weight, bias)):  # many clients: see ``batching``
+        return handle_torch_function(recurrence, (driven, weight, bias), driven, weight, bias)
+    alone = Recurrence.apply(driven[None], weight[None], bias[None])
+    return alone[0]  # pyright: ignore[reportOptionalSubscript]
+
+
+class LSTM(nn.Module):
+    """nn.LSTM(batch_first=True) with its cell written out: same parameters, same outputs.
+
+    Torch has no batching rule for the fused kernel, so it cannot train many clients at once.
+    """
+
+    def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
+        super().__init__()
+        self.inputs, self.hidden, self.layers = inputs, hidden, layers
+        bound = 1 / math.sqrt(hidden)
+        for layer in range(layers):
+            width = inputs if layer == 0 else hidden
+            for name, shape in (
+                (f"weight_ih_l{layer}", (4 * hidden, width)),
+                (f"weight_hh_l{layer}", (4 * hidden, hidden)),
+                (f"bias_ih_l{layer}", (4 * hidden,)),
+                (f"bias_hh_l{layer}", (4 * hidden,)),
+            ):
+                parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+                self.register_parameter(name, parameter)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """Hidden states of the last layer, one for each position."""
+        states = sequence.transpose(0, 1)
+        for layer in range(self.layers):
+            weight_ih, weight_hh, bias_ih, bias_hh = (
+                getattr(self, f"{kind}_l{layer}")
+                for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            # The inputs' share of the gates needs no recurrence: one product for all positions.
+            driven = nn.functional.linear(states, weight_ih)
+            states = recurrence(driven, weight_hh, bias_ih + bias_hh)
+        return states.transpose(0, 1)
+
+
+class LastPosition(nn.Module):
+    """Of a sequence (batch, positions, …) the last position."""
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """What stands there."""
+        return sequence[:, -1]
+
+
+class Recurrence(torch.autograd.Function):
+    """The same with a first dimension of clients, each with weights of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        forward = _forward_on_gpu if driven.is_cuda else _forward
+        states, gates, cells = forward(driven, weight, bias)
+        ctx.save_for_backward(weight, states, gates, cells)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight, states, gates, cells = ctx.saved_tensors
+        backward = _backward_on_gpu if states.is_cuda else _backward
+        d_gates = backward(d_outputs[0], weight, gates, cells)
+        d_weight = torch.bmm(d_gates[:, 1:].flatten(1, 2).mT, states[:, :-1].flatten(1, 2))
+        return d_gates, d_weight, d_gates.sum(dim=(1, 2))
+
+
+def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """(clients, positions, …) tensors position by position, as views."""
+    return zip(*(tensor.unbind(dim=1) for tensor in tensors), strict=True)
+
+
+def _forward(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """States, activated gates and cells of every position."""
+    clients, length, batch, _ = driven.shape
+    wide, turned = weight.shape[2], weight.mT
+    gates = driven + bias[:, None, None]
+    states, cells = (driven.new_empty(clients, length, batch, wide) for _ in range(2))
+    squashed = driven.new_empty(clients, batch, wide)
+    before = state = None
+    for gate, cell, new in _positions(gates, cells, states):
+        if state is not None:
+            gate.baddbmm_(state, turned)
+        gate[..., : 2 * wide].sigmoid_()
+        gate[..., 2 * wide : 3 * wide].tanh_()
+        gate[..., 3 * wide :].sigmoid_()
+        i, f, g, o = gate.chunk(4, dim=-1)
+        torch.mul(i, g, out=cell)
+        if before is not None:
+            cell.addcmul_(f, before)
+        torch.mul(o, torch.tanh(cell, out=squashed), out=new)
+        before, state = cell, new
+    return states, gates, cells
+
+
+def _backward(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) -> Tensor:
+    """The gradient of what drives the gates.
+
+    All that does not depend on later positions is made for every position at once; walking back,
+    a position then takes six operations.
+    """
+    clients, length, batch, wide = cells.shape
+    i, f, g, o = gates.view(clients, length, batch, 4, wide).unbind(dim=3)
+    squashed = cells.tanh()
+    through = o * (1 - squashed * squashed)  # from a state to its cell
+    # From a cell to its first three gates, from a state to the last.
+    slopes = torch.empty_like(gates).view(clients, length, batch, 4, wide)
+    torch.mul(g, i - i * i, out=slopes[..., 0, :])
+    slopes[:, 0, :, 1] = 0.0
+    torch.mul(cells[:, :-1], (f - f * f)[:, 1:], out=slopes[:, 1:, :, 1])
+    torch.mul(i, 1 - g * g, out=slopes[..., 2, :])
+    torch.mul(squashed, o - o * o, out=slopes[..., 3, :])
+    d_cell, later = (cells.new_zeros(clients, batch, wide) for _ in range(2))
+    for above, via, slope, forget in reversed(list(_positions(d_states, through, slopes, f))):
+        later += above
+        d_cell.addcmul_(later, via)
+        slope[..., 3, :] *= later
+        slope[..., :3, :] *= d_cell.unsqueeze(-2)
+        d_cell *= forget
+        torch.bmm(slope.view(clients, batch, 4 * wide), weight, out=later)
+    return slopes.view_as(gates)
+
+
+def _forward_on_gpu(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with one kernel a position; cells are float32."""
+    from dpfedls.engine.kernels.lstm_cell import lstm_cell
+
+    clients, length, batch, _ = driven.shape
+    driven, bias, turned, wide = driven.contiguous(), bias.contiguous(), weight.mT, weight.shape[2]
+    gates = torch.empty_like(driven)
+    states = driven.new_empty(clients, length, batch, wide)
+    cells = driven.new_empty(clients, length, batch, wide, dtype=torch.float32)
+    hidden = driven.new_zeros(clients, batch, 4 * wide)
+    before, state = cells.new_zeros(clients, batch, wide), None
+    for drive, gate, cell, new in _positions(driven, gates, cells, states):
+        if state is not None:
+            torch.bmm(state, turned, out=hidden)
+        lstm_cell(drive, hidden, bias, before, gate, cell, new)
+        before, state = cell, new
+    return states, gates, cells
+
+
+def _backward_on_gpu(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) -> Tensor:
+    """The same with one kernel a position."""
+    from dpfedls.engine.kernels.lstm_cell import lstm_cell_backward
+
+    d_gates, d_states = torch.empty_like(gates), d_states.contiguous()
+    d_cell, later = torch.zeros_like(cells[:, 0]), torch.zeros_like(d_states[:, 0])
+    befores = (torch.zeros_like(d_cell), *cells.unbind(dim=1)[:-1])
+    steps = zip(_positions(d_states, gates, cells, d_gates), befores, strict=True)
+    for (above, gate, cell, d_gate), before in reversed(list(steps)):
+        lstm_cell_backward(above, later, d_cell, gate, cell, before, d_gate)
+        torch.bmm(d_gate, weight, out=later)
+    return d_gates

@@ -1,0 +1,147 @@
+"""A block of clients trained at once, each with weights of its own; or on several cores.
+
+``VmappedUpdate`` replaces one operation per client by one batched operation. ``ThreadedUpdate``
+divides a block among threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from dpfedls.engine.batching import CrossEntropy, client_layers
+from dpfedls.engine.chains import Chain, chain_of
+from dpfedls.engine.threads import one_torch_thread
+from dpfedls.errors import InputError
+from dpfedls.local_sgd import Update, cross_entropy, project, schedule
+from dpfedls.parameters import Updates, Vector
+from dpfedls.sampling import Indices
+
+
+class VmappedUpdate(Update):
+    """All clients of the block at once: one batched operation where the twin has one a client."""
+
+    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+        order, groups = schedule(self.local, self.data, clients, key)
+        rows = [torch.from_numpy(group).to(params.device) for group in groups]
+        short = [[bool((g < 0).any()) for g in group.swapaxes(0, 1)] for group in groups]
+        centre = list(self.layout.split(params).values())
+        weights = [c.expand(len(clients), *c.shape).clone() for c in centre]
+        rounded = [w.to(self.local.dtype) for w in weights]  # what the model computes with
+        radius = self.clip_norm if self.local.projection == "step" else math.inf
+        for s in range(max((r.shape[1] for r in rows), default=0)):
+            # Who has finished rests at the front, and is neither computed nor rounded again.
+            batch = torch.cat([r[:, s] for r in rows if s < r.shape[1]])
+            padded = any(steps[s] for steps in short if s < len(steps))
+            first = len(clients) - len(batch)
+            training, computing = ([t[first:] for t in part] for part in (weights, rounded))
+            gradients = self._gradients(computing, batch, padded)
+            rate = self.local.rate(round_)
+            descend(training, computing, gradients, centre, rate, self.local.weight_decay, radius)
+        updates = [(w - c).reshape(len(clients), -1) for w, c in zip(weights, centre, strict=True)]
+        joined = torch.cat(updates, dim=1)
+        if (order[1:] > order[:-1]).all():  # clients of one size are in order already
+            return joined
+        places = torch.from_numpy(order).to(params.device)
+        return torch.empty_like(joined).index_copy_(0, places, joined)
+
+    def _gradients(self, weights: list[Tensor], batch: Tensor, padded: bool) -> tuple[Tensor, ...]:
+        """Of each client's mean loss on the samples of its own in the batch."""
+        features, targets = self.data.take(batch, padded)
+        with torch.enable_grad():
+            leaves = [w.detach().requires_grad_() for w in weights]
+            tensors = dict(zip(self.layout.names, leaves, strict=True))
+            losses = self._all_losses(tensors, features, targets)
+            if losses.shape != batch.shape:
+                raise InputError(
+                    f"loss gave a tensor of shape {tuple(losses.shape[1:])} for a batch of "
+                    f"{batch.shape[1]}; it must give one loss a sample, or clients would mix: "
+                    "use reduction='none'"
+                )
+            # Clients are independent, so the gradient of the sum of their means holds each one's.
+            shares = torch.full_like(losses, 1 / batch.shape[1])
+            if padded:
+                real = (batch >= 0).to(losses.dtype)
+                shares = real / real.sum(dim=1, keepdim=True)
+            return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
+
+    def _all_losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Of all clients; by vmap, unless all of it is known to have a shorter way."""
+        chain = self._chain
+        if chain is None or self.loss is not cross_entropy:
+            with client_layers():
+                return vmap(self._losses)(tensors, x, y)
+        outputs = self._computed(lambda x: chain(tensors, x), x)
+        return CrossEntropy.apply(outputs, y)  # pyright: ignore[reportReturnType]
+
+    @cached_property
+    def _chain(self) -> Chain | None:
+        return chain_of(self.model, self.layout)
+
+
+class ThreadedUpdate:
+    """The same on several cores: each thread trains some of the block's clients.
+
+    Threads share work by clients, not inside one operation, so that none waits for another.
+    """
+
+    def __init__(self, update: VmappedUpdate, threads: int) -> None:
+        # A model under functional_call is in one thread's hands: each has modules of its own.
+        shared = {id(p): p for p in update.model.parameters()}
+        copies = (copy.deepcopy(update.model, dict(shared)) for _ in range(threads))
+        self.updates = [replace(update, model=model) for model in copies]
+        self.pool = ThreadPoolExecutor(threads)
+
+    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+        enough = len(clients) * len(params) // _A_THREADS_WORTH
+        count = max(1, min(len(self.updates), len(clients), enough))
+        parts = [clients[k::count] for k in range(count)]  # sizes lie in order, so parts are alike
+        updates = params.new_empty(len(clients), len(params))
+        with one_torch_thread():
+            made = self.pool.map(
+                lambda update, part: update(params, part, round_, key), self.updates[:count], parts
+            )
+            for k, part in enumerate(made):
+                updates[k::count] = part
+        return updates
+
+
+_A_THREADS_WORTH = 2**18  # coordinates; with fewer, threads wait for each other in Python
+
+
+def descend(
+    weights: list[Tensor],
+    rounded: list[Tensor],
+    gradients: Sequence[Tensor],
+    centre: list[Tensor],
+    rate: float,
+    weight_decay: float,
+    radius: float,
+) -> None:
+    """One step of SGD and the way back into the ball, in place; ``rounded`` follows ``weights``."""
+    gradients, centre = [g.contiguous() for g in gradients], [c.contiguous() for c in centre]
+    parts = list(zip(weights, gradients, centre, rounded, strict=True))
+    keep = 1 - rate * weight_decay
+    if weights[0].is_cuda:
+        from dpfedls.engine.kernels import descent
+
+        squares = [descent.descend(w, g, c, rate, keep) for w, g, c, _ in parts]
+        inside = (radius / torch.stack(squares).sum(dim=0).sqrt()).clamp(max=1.0)
+        for w, _, c, r in parts:
+            descent.pull(w, c, inside, r)
+        return
+    for w, gradient, _, _ in parts:
+        w.mul_(keep).sub_(gradient, alpha=rate)
+    if radius < math.inf:
+        project(weights, centre, radius)
+    for w, _, _, r in parts:
+        if r.dtype != w.dtype:  # otherwise they are the same memory
+            r.copy_(w)

@@ -1,0 +1,205 @@
+"""The runs that items need: each made once, several at a time, continued where it stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from dpfedls.audit.diagnostics import read_diagnostics
+from dpfedls.errors import InputError
+from dpfedls.paper.item import Options, RunsFailed
+from dpfedls.paper.provenance import Origin, duration, origin, read_origins, sign
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs.folder import (
+    RoundLog,
+    Watch,
+    is_free,
+    read_recipe,
+    read_rounds,
+    summary,
+)
+from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.run import resume, start
+from dpfedls.simulation import find_device
+
+log = logging.getLogger("dpfedls")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recipe with settings laid over it: one number of a table, one line of a figure."""
+
+    recipe: str  # name of a recipe
+    settings: tuple[str, ...] = ()  # key=value laid over it
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell with one seed, finished."""
+
+    folder: Path
+    summary: dict[str, Any]  # what ``dpfedls run`` answers
+    rounds: list[RoundLog]
+    diagnostics: list[dict[str, Any]]  # lines of diagnostics.jsonl, [] if none
+    origins: list[Origin]  # what made it
+
+
+class _Job(NamedTuple):
+    name: str
+    folder: Path
+    recipe: Recipe
+
+
+class _Failure(NamedTuple):
+    message: str
+    by_input: bool
+
+
+def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
+    """For each cell one finished run a seed, in folders named by what they hold.
+
+    Guarantees: equal runs, of this item or another one, are made once; a finished folder is not
+    touched, a half-finished one is gone on with; one that fails does not stop the others.
+    """
+    find_device(options.device)  # before anything is run on one that is not there
+    wanted = [[_job(cell, seed, options) for seed in range(options.seeds)] for cell in cells]
+    jobs = {job.folder: job for row in wanted for job in row}
+    # Seed by seed: a task whose data are slow to make keeps those of the last seed.
+    ordered = sorted(jobs.values(), key=lambda job: job.recipe.seed)
+    waiting = [job for job in ordered if not _is_finished(job.folder)]
+    progress = _Progress(options.say, len(jobs), len(jobs) - len(waiting))
+    failures = {}
+    for job, failure in _outcomes(waiting, options.jobs, progress.round):
+        if failure is not None:
+            failures[job.name] = failure
+        progress.finished(job, failed=failure is not None)
+    if failures:
+        raise _explained(failures, len(jobs))
+    return [[read_run(job.folder) for job in row] for row in wanted]
+
+
+def resolve(cell: Cell, seed: int, options: Options) -> Recipe:
+    """The recipe of a cell: its own settings, those laid over everything, device and seed."""
+    last = [f'device="{options.device}"', f"seed={seed}"]
+    return recipes.read(cell.recipe, [*cell.settings, *options.settings, *last])
+
+
+def read_run(folder: Path) -> Run:
+    """A finished run as its folder tells it."""
+    rounds = read_rounds(folder)
+    facts = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
+    seconds = [line.seconds for line in rounds if line.seconds is not None]
+    found = summary(folder, read_recipe(folder), rounds, facts, seconds)
+    judged = [msgspec.to_builtins(line) for line in read_diagnostics(folder)]
+    return Run(folder, found, rounds, judged, read_origins(folder))
+
+
+def _job(cell: Cell, seed: int, options: Options) -> _Job:
+    recipe = resolve(cell, seed, options)
+    folder = options.out / "runs" / f"{Path(cell.recipe).stem}-{recipes.fingerprint(recipe)}"
+    return _Job(" ".join([cell.recipe, *cell.settings, f"seed={seed}"]), folder, recipe)
+
+
+def _is_finished(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("privacy.json", "model.safetensors"))
+
+
+def _outcomes(
+    jobs: list[_Job], at_once: int, watch: Callable[[_Job, RoundLog], None]
+) -> Iterator[tuple[_Job, _Failure | None]]:
+    """Each job as it ends; one at a time in this process, more in processes of their own."""
+    if min(at_once, len(jobs)) < 2:
+        for job in jobs:
+            yield job, _attempt(job, partial(watch, job))
+        return
+    pool = ProcessPoolExecutor(at_once, get_context("spawn"), _die_quietly)
+    try:
+        futures = {pool.submit(_attempt, job): job for job in jobs}
+        for future in as_completed(futures):
+            died = future.exception()
+            yield futures[future], _Failure(str(died), False) if died else future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
+    unsigned = True
+
+    def noted(line: RoundLog) -> None:
+        nonlocal unsigned
+        if unsigned:  # not before the first round: a folder must be empty for a run to begin
+            sign(job.folder, replace(origin(job.recipe.device), since=line.round))
+            unsigned = False
+        watch(line)
+
+    try:
+        if job.recipe.device == "cpu":  # threads would only wait for each other, and jobs for them
+            torch.set_num_threads(1)
+        if is_free(job.folder):
+            start(job.recipe, job.folder, noted)
+        else:
+            resume(job.folder, noted)
+    except InputError as error:
+        return _Failure(str(error), by_input=True)
+    except Exception as error:
+        log.exception("%s failed", job.name)
+        return _Failure(f"{type(error).__name__}: {error}", by_input=False)
+    return None
+
+
+def _die_quietly() -> None:
+    """Ctrl-C ends a worker at once: every released round is on disk."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _explained(failures: dict[str, _Failure], total: int) -> Exception:
+    """One line: how many, and the first by name; wrong input where they all were that."""
+    name, first = next(iter(failures.items()))
+    kind = InputError if all(f.by_input for f in failures.values()) else RunsFailed
+    counted = f"{len(failures)} of {total} runs failed, the others are finished and kept"
+    return kind(f"{counted}; {name}: {first.message}")
+
+
+@dataclass
+class _Progress:
+    """Runs done of all, and the time left by the pace so far."""
+
+    say: Callable[[str], None]
+    total: int
+    done: int
+
+    def __post_init__(self) -> None:
+        self.before, self.began = self.done, time.perf_counter()
+        self.said = self.began
+        if self.before:
+            self.say(f"{self.before}/{self.total} runs are there already")
+
+    def finished(self, job: _Job, failed: bool) -> None:
+        """Say that a run ended."""
+        self.done += 1
+        self._say(0.0, f"{job.name}{' FAILED' if failed else ''}")
+
+    def round(self, job: _Job, line: RoundLog) -> None:
+        """Say now and then how far a long run is."""
+        if time.perf_counter() - self.said > 10:
+            rounds = job.recipe.plan.rounds
+            self._say(line.round / rounds, f"{job.name}, round {line.round}/{rounds}")
+
+    def _say(self, part: float, note: str) -> None:
+        self.said = time.perf_counter()
+        here = self.done - self.before + part
+        left = (self.said - self.began) / here * (self.total - self.done - part)
+        self.say(f"{self.done}/{self.total} runs, about {duration(left)} left: {note}")

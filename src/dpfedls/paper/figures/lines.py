@@ -1,0 +1,63 @@
+"""Finished runs as lines of a figure: a quantity by round, one line a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpfedls.paper.cells import Run
+
+# What a task's data are called in a title; other tasks go by their own name.
+DATA = {
+    "mnist5k-logistic": "5,000 MNIST images",
+    "mnist-logistic": "MNIST",
+    "shakespeare-lstm": "Shakespeare",
+    "street-digits-attack": "generated street digits, a stand-in for SVHN: NOT SVHN",
+    "street-digits-cnn": "generated street digits, a stand-in for SVHN: NOT SVHN",
+    "street-digits-cnn-pretrained": "generated street digits, a stand-in for SVHN: NOT SVHN",
+    "svhn5k-cnn": "5,000 images of SVHN",
+    "svhn-cnn": "SVHN",
+    "svhn-cnn-scratch": "SVHN",
+}
+
+
+def data_of(runs: Sequence[Sequence[Run]]) -> str:
+    """What the runs were trained on, for a title."""
+    task: str = runs[0][0].summary["task"]
+    return DATA.get(task, task)
+
+
+def by_round(runs: Sequence[Run], quantities: Sequence[str]) -> dict[str, Any]:
+    """Each quantity of the diagnostics, or test_loss and test_accuracy, in judged rounds."""
+    judged = [[line for line in run.rounds if line.loss is not None] for run in runs]
+    found: dict[str, Any] = {"rounds": [line.round for line in judged[0]]}
+    for name in quantities:
+        if name.startswith("test_"):
+            key = name.removeprefix("test_")
+            found[name] = [[getattr(line, key) for line in lines] for lines in judged]
+        else:
+            found[name] = [[line[name] for line in run.diagnostics] for run in runs]
+    return found
+
+
+def drawn(line: dict[str, Any], quantity: str) -> np.ndarray:
+    """What is drawn, seeds × rounds: accuracies in per cent, NaN where nothing was measured."""
+    return np.asarray(line[quantity], dtype=float) * (100 if "accuracy" in quantity else 1)
+
+
+def mean(line: dict[str, Any], quantity: str) -> np.ndarray:
+    """As drawn, over seeds, by round."""
+    return drawn(line, quantity).mean(axis=0)
+
+
+def final(line: dict[str, Any], quantity: str) -> tuple[float, float]:
+    """As drawn after the last round: mean and standard deviation; one seed deviates by 0."""
+    last = drawn(line, quantity)[:, -1]
+    return float(last.mean()), float(last.std(ddof=1)) if len(last) > 1 else 0.0
+
+
+def of_seeds(count: int) -> str:
+    """What a line shows."""
+    return "one seed" if count == 1 else f"means over {count} seeds, with bands of one deviation"

@@ -1,0 +1,153 @@
+"""How an item was made: the command, the code, the machine and the time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dpfedls.errors import InputError
+from dpfedls.paper.item import Options
+from dpfedls.runs.folder import read_lines
+
+if TYPE_CHECKING:
+    from dpfedls.paper.cells import Run
+
+_ORIGINS = "made-by.jsonl"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """A line of made-by.jsonl: what made the rounds of a run, from round ``since`` on."""
+
+    commit: str
+    hardware: str
+    torch: str
+    since: int = 1
+
+    def __str__(self) -> str:
+        return f"commit {self.commit} on {self.hardware}, torch {self.torch}"
+
+
+_NOT_NOTED = Origin("not noted", "a machine not noted", "not noted")
+
+
+def provenance(
+    options: Options, item: str, began: float, runs: Sequence[Sequence[Run]]
+) -> dict[str, Any]:
+    """What a reader needs to make the item again; nothing in it names a person's folders.
+
+    Runs that were there already may come from other code and another machine: they say which.
+    """
+    facts: dict[str, Any] = {
+        "item": item,
+        "command": command(options, item),
+        "seeds": options.seeds,
+        "settings": list(options.settings),
+        "written_by": commit(),
+    }
+    different = {run.folder: run for row in runs for run in row}.values()
+    if not different:
+        own, seconds = [origin(options.device)], round(time.perf_counter() - began, 1)
+        return facts | {"made_by": list(map(str, own)), "seconds": seconds, "runs": 0}
+    trained = sum(line.seconds or 0.0 for run in different for line in run.rounds)
+    return facts | {
+        "made_by": list(dict.fromkeys(str(o) for run in different for o in run.origins)),
+        "training_seconds": round(trained),
+        "runs": len(different),
+    }
+
+
+def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
+    """An item's section of Markdown: title, what was laid over it, text, and how it was made."""
+    laid = " ".join(f"`{setting}`" for setting in facts["settings"])
+    made, by = f"Made by `{facts['command']}`", "; ".join(facts["made_by"])
+    if facts["runs"]:  # some may have been there before the command was given
+        trained = duration(facts["training_seconds"])
+        made += f". Runs: {facts['runs']}, {trained} of training, by {by}"
+    else:
+        made += f" in {duration(facts['seconds'])}, {by}"
+    above = [f"**Laid over every recipe:** {laid}."] if laid else []
+    return "\n\n".join([f"## {facts['title']}", *above, *sections, f"{made}."]) + "\n"
+
+
+def command(options: Options, item: str) -> str:
+    """The command line, less --out and --jobs, which change nothing in the result."""
+    words = ["dpfedls", "reproduce", item, "--seeds", str(options.seeds)]
+    words += [] if options.device == "cpu" else ["--device", options.device]
+    for setting in options.settings:
+        words += ["--set", setting]
+    for label in options.only:
+        words += ["--only", label]
+    return shlex.join(words)
+
+
+def origin(device: str) -> Origin:
+    """What this process makes runs by."""
+    return Origin(commit(), hardware(device), version("torch"))
+
+
+def sign(folder: Path, by: Origin) -> None:
+    """Note in a run's folder what makes its rounds from now on."""
+    with (folder / _ORIGINS).open("ab") as lines:
+        lines.write(msgspec.json.encode(by) + b"\n")
+
+
+def read_origins(folder: Path) -> list[Origin]:
+    """What made a run. Rounds that ``dpfedls resume`` made behind a note are not told apart."""
+    try:
+        noted = read_lines(folder / _ORIGINS, Origin)
+    except InputError:  # a note that was cut short; the run itself is sound
+        noted = []
+    return noted if noted and noted[0].since == 1 else [_NOT_NOTED, *noted]
+
+
+@cache  # it asks git
+def commit() -> str:
+    """The commit of the source, or the package's version where the source is in no repository."""
+    here = Path(__file__).parent
+    # An environment may lie inside somebody else's repository: ask whether it knows this file.
+    known = _git(here, "ls-files", "--error-unmatch", "item.py")
+    found = known and _git(here, "describe", "--always", "--dirty", "--exclude=*")
+    return found or f"dpfedls {version('dpfedls')}"
+
+
+def hardware(device: str) -> str:
+    """What the runs were made on."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {os.cpu_count()} cores"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
+        )
+    except OSError:  # no git, or none that may be executed
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

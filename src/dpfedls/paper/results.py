@@ -1,0 +1,63 @@
+"""The result pages: ``python -m dpfedls.paper.results OUT docs/results``.
+
+OUT is the folder of ``dpfedls reproduce``. One page a task, with what is there; raw data and
+figures are copied beside it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from dpfedls.paper.items import ITEMS
+from dpfedls.runs.checkpoint import write_whole
+
+PAGES = {
+    "mnist": (
+        "MNIST: logistic regression (Section 5.1)",
+        ("table2", "mnist-curves", "server-rates-mnist", "server-rates-demo", "fourier-mnist"),
+    ),
+    "cnn": (
+        "CNN (Sections 5.2 and 5.4)",
+        (
+            *("table3", "table4", "table5", "server-rates-cnn"),
+            *("svhn-curves", "stability", "attack", "attack-svhn5k", "fourier"),
+        ),
+    ),
+    "shakespeare": (
+        "Shakespeare: LSTM (Section 5.3)",
+        ("table6", "shakespeare-curves", "server-rates-lstm"),
+    ),
+    "theory-and-privacy": (
+        "Theory and privacy",
+        ("table1", "accountants", "lemmas", "sine", "plane"),
+    ),
+}
+
+
+def assemble(out: Path, docs: Path) -> list[Path]:
+    """Write every page; one that lacks an item says which, and the command that makes it."""
+    docs.mkdir(parents=True, exist_ok=True)
+    pages = []
+    for page, (title, items) in PAGES.items():
+        sections = [f"# {title}", *(_section(item, out) for item in items)]
+        pages.append(docs / f"{page}.md")
+        write_whole(pages[-1], ("\n\n".join(sections) + "\n").encode())
+        for path in (out / f"{item}.{kind}" for item in items for kind in ("json", "png")):
+            if path.is_file():
+                shutil.copyfile(path, docs / path.name)
+    return pages
+
+
+def _section(item: str, out: Path) -> str:
+    title, text = ITEMS[item][1], out / f"{item}.md"
+    if not text.is_file():
+        return f"## {title[0].upper()}{title[1:]}\n\nNot made yet: `dpfedls reproduce {item}`."
+    return f"{text.read_text(encoding='utf-8').strip()} Raw data: [{item}.json]({item}.json)."
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or not Path(sys.argv[1]).is_dir():
+        sys.exit("usage: python -m dpfedls.paper.results OUT DOCS, where OUT is a folder")
+    print("\n".join(map(str, assemble(Path(sys.argv[1]), Path(sys.argv[2])))))

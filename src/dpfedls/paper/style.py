@@ -1,0 +1,162 @@
+"""One look for all figures, and the four files that each of them becomes.
+
+Sizes are those of the printed page: 7 inches is the full width of the text, 8 points its labels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from string import ascii_lowercase
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfedls.errors import InputError
+from dpfedls.paper.item import Item, Options
+from dpfedls.paper.provenance import page, provenance
+from dpfedls.runs.chart import COLOURS
+from dpfedls.runs.checkpoint import write_whole
+from dpfedls.runs.jsonable import plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+    from dpfedls.paper.cells import Run
+
+WIDTH = 7.0  # inches
+GREY = "#777777"
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))  # lines told apart in print
+
+_STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#444444",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.5,
+    "lines.markeredgewidth": 0.6,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.wspace": 0.08,
+    "figure.constrained_layout.hspace": 0.06,
+    "pdf.fonttype": 42,  # fonts embedded as outlines that printers and editors take
+    "mathtext.fontset": "dejavusans",
+}
+
+
+def publish(
+    item: str,
+    options: Options,
+    *,
+    title: str,
+    caption: str,
+    height: float,
+    draw: Callable[[Figure, Any], None],
+    data: dict[str, Any],
+    cells: list[dict[str, Any]],
+    runs: Sequence[Sequence[Run]] = (),
+    began: float,
+) -> Item:
+    """Write ITEM.pdf, ITEM.png, ITEM.json (what is drawn, how it was made) and ITEM.md (in words).
+
+    Guarantees: the same data give the same bytes of PDF and PNG.
+    """
+    require_matplotlib()
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    files = [options.out / f"{item}.{kind}" for kind in ("pdf", "png", "json", "md")]
+    with style.context(["default", _STYLE]):  # whatever a matplotlibrc of the reader's says
+        figure = Figure(figsize=(WIDTH, height + 0.25))
+        # On the picture too: it may be shown without its page, and a stand-in must say that it is.
+        figure.suptitle(fill(title, 95), x=0.01, ha="left", fontsize=8.5, fontweight="bold")
+        draw(figure, data)
+        figure.savefig(files[0], metadata={"CreationDate": None})
+        figure.savefig(files[1], dpi=200)
+    facts = provenance(options, item, began, runs) | {"title": title}
+    content = plain({**facts, "cells": cells, "data": data})
+    write_whole(files[2], json.dumps(content, indent=1, ensure_ascii=False).encode())
+    paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]
+    text = page(facts, [f"![{title}]({item}.png)", *paragraphs])
+    write_whole(files[3], text.encode())
+    return Item(item, files, cells)
+
+
+def require_matplotlib() -> None:
+    """Refuse before hours of training, not after, where nothing could be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "figures need the package matplotlib, which is not installed; "
+            "run: pip install 'dpfedls[report]'"
+        ) from error
+
+
+def grid(figure: Figure, rows: int, columns: int, **sharing: Any) -> list[Axes]:
+    """Panels in reading order."""
+    return list(figure.subplots(rows, columns, squeeze=False, **sharing).flat)
+
+
+def head(axes: Axes, number: int, text: str) -> None:
+    """(a), (b), … and what the panel shows."""
+    axes.set_title(f"({ascii_lowercase[number]}) {text}")
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Marks at 1, 2, 5, 10, … on a logarithmic axis, written out."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+
+
+def band(axes: Axes, x: Sequence[float], values: np.ndarray, **look: Any) -> None:
+    """The mean over the rows, and one standard deviation around it where there are several."""
+    mean = values.mean(axis=0)
+    axes.plot(x, mean, **look)
+    if len(values) > 1:
+        spread = values.std(axis=0, ddof=1)
+        axes.fill_between(
+            x, mean - spread, mean + spread, color=look["color"], alpha=0.15, linewidth=0
+        )
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """One legend for all panels."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def signed(value: float) -> str:
+    """Two decimals, with a minus sign that is one."""
+    return f"{value:.2f}".replace("-", "−")
+
+
+def colour(number: int) -> str:
+    """Okabe and Ito's colours in order, black first."""
+    return COLOURS[number % len(COLOURS)]

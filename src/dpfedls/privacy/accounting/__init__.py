@@ -1,0 +1,1 @@
+"""The numerics behind the accountants: no promise is made here, only numbers."""

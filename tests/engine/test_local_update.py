@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpfedls import InputError, LocalSGD
+from dpfedls.clients import ClientData
+from dpfedls.engine.vmapped import VmappedUpdate
+from dpfedls.local_sgd import (
+    LoopedUpdate,
+    cross_entropy,
+    project,
+    schedule,
+)
+from dpfedls.parameters import Layout
+from federations import SIZES, local, model_and_data
+
+CLIENTS = np.arange(len(SIZES))
+
+
+def both(model, data, settings, clip_norm=0.5):
+    layout = Layout.of(model)
+    arguments = (model, cross_entropy, layout, data, settings, clip_norm)
+    return VmappedUpdate(*arguments), LoopedUpdate(*arguments), layout.read(model)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "embedding"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        local(),
+        local(projection="final", weight_decay=0.1, decay=0.5),
+        LocalSGD(steps=5, batch_size=3, learning_rate=0.3, weight_decay=0.01),
+    ],
+    ids=["epochs", "final", "steps"],
+)
+def test_vmapped_equals_its_slow_twin(kind, settings):
+    vmapped, looped, params = both(*model_and_data(kind), settings)
+    fast, slow = (update(params, CLIENTS, 3, key=11) for update in (vmapped, looped))
+    scale = slow.norm()
+    assert scale > 0.05  # something was learned, so that equality means something
+    assert float((fast - slow).norm() / scale) < 1e-5
+    assert torch.equal(fast[SIZES.index(0)], torch.zeros_like(params))
+
+
+def test_looped_update_is_plain_torch_sgd():
+    """One client, one batch of everything, by torch.optim.SGD: the twin itself is right."""
+    model, data = model_and_data("mlp")
+    settings = LocalSGD(
+        steps=3, batch_size=12, learning_rate=0.2, decay=0.9, weight_decay=0.05, projection="final"
+    )
+    _, looped, params = both(model, data, settings)
+    update = looped(params, np.array([3]), 2, key=5)[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2 * 0.9**2, weight_decay=0.05)
+    features, targets = data.client(3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(features), targets).backward()
+        optimizer.step()
+    torch.testing.assert_close(params + update, Layout.of(model).read(model), rtol=1e-5, atol=1e-6)
+
+
+def test_step_projection_keeps_every_step_inside_the_ball_and_differs_from_final():
+    model, data = model_and_data("linear")
+    step, _, params = both(model, data, local(epochs=20, learning_rate=2.0), clip_norm=0.1)
+    final, _, _ = both(
+        model, data, local(epochs=20, learning_rate=2.0, projection="final"), clip_norm=0.1
+    )
+    projected, free = step(params, CLIENTS, 0, key=1), final(params, CLIENTS, 0, key=1)
+    assert (projected.norm(dim=1) <= 0.1 * (1 + 1e-5)).all()
+    assert float(free.norm(dim=1).max()) > 0.1
+    clipped = free * (0.1 / free.norm(dim=1, keepdim=True)).clamp(max=1)
+    assert float((clipped - projected).norm()) > 1e-3
+
+
+def rows_of(settings, data, clients, key):
+    """The schedule taken apart: each client's rows, step by step."""
+    order, groups = schedule(settings, data, clients, key)
+    by_place = dict(zip(order.tolist(), (rows for group in groups for rows in group), strict=True))
+    return [by_place[place] for place in range(len(clients))]
+
+
+def test_a_clients_batches_do_not_depend_on_who_else_is_in_the_block():
+    _, data = model_and_data("linear")
+    everyone = rows_of(local(), data, CLIENTS, key=9)
+    for j in CLIENTS:
+        (alone,) = rows_of(local(), data, np.array([j]), key=9)
+        assert np.array_equal(alone, everyone[j])
+
+
+def test_every_epoch_sees_every_sample_once_in_a_new_order():
+    _, data = model_and_data("linear")
+    (rows,) = rows_of(local(epochs=3, batch_size=5), data, np.array([3]), key=4)
+    own = np.arange(data.starts[3], data.starts[3] + 12)
+    passes = [epoch[epoch >= 0] for epoch in rows.reshape(3, -1)]
+    assert all(np.array_equal(np.sort(epoch), own) for epoch in passes)
+    assert not np.array_equal(passes[0], passes[1])
+
+
+def test_steps_are_exactly_so_many_for_every_client_with_data():
+    _, data = model_and_data("linear")
+    rows = rows_of(LocalSGD(steps=5, batch_size=4), data, CLIENTS, key=0)
+    assert [len(r) for r in rows] == [5 if size else 0 for size in SIZES]
+    assert all((r >= 0).any(axis=1).all() for r in rows)
+
+
+def test_one_large_client_does_not_make_the_others_large():
+    """200 clients of 10 samples and one of 20,000: indices for what is seen, no more."""
+    sizes = np.array([10] * 200 + [20_000])
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    data = ClientData(torch.zeros(22_000, 1), torch.zeros(22_000), starts, sizes)
+    _, groups = schedule(local(batch_size=10), data, np.arange(201), key=1)
+    assert sum(group.size for group in groups) == 2 * 22_000
+
+
+def test_padding_never_carries_another_persons_data():
+    """Client 0 is poison; the others, some of them padded, must not notice."""
+    model, data = model_and_data("linear")
+    vmapped, _, params = both(model, data, local())
+    clean = vmapped(params, CLIENTS, 0, key=2)
+    features = data.features.clone()
+    features[: SIZES[0]] = math.nan
+    poisoned = ClientData(features, data.targets, data.starts, data.sizes)
+    vmapped, _, _ = both(model, poisoned, local())
+    dirty = vmapped(params, CLIENTS, 0, key=2)
+    assert dirty[0].isnan().any()
+    assert torch.equal(dirty[1:], clean[1:])
+
+
+def test_projection_moves_only_what_is_outside():
+    weights = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    project([weights[:, :1], weights[:, 1:]], [torch.zeros(1), torch.zeros(1)], 1.0)
+    expected = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
+    torch.testing.assert_close(weights, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 3}, "give exactly one of them"),
+        ({"epochs": None}, "give exactly one of them"),
+        ({"epochs": 0}, r"local\.epochs must be > 0"),
+        ({"batch_size": 0}, r"local\.batch_size must be > 0"),
+        ({"learning_rate": -1.0}, r"local\.learning_rate must be a finite number > 0"),
+        ({"decay": 1.5}, r"local\.decay must be in"),
+        ({"weight_decay": -0.1}, r"local\.weight_decay must be a finite number >= 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        local(**changes)
+
+
+@pytest.mark.parametrize("far", [1e2, 1e6, 1e8])
+def test_from_however_far_projection_leads_to_the_ball(far):
+    centre, way = torch.randn(50), torch.randn(50)
+    weights = (centre + far * way / way.norm())[None]
+    project([weights], [centre], 0.1)
+    assert (weights[0] - centre).norm() == pytest.approx(0.1, rel=1e-3)

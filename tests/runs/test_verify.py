@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dpfedls import InputError
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs import run as runs
+from dpfedls.runs.checkpoint import FILE
+from dpfedls.runs.folder import read_rounds
+from dpfedls.runs.verify import verify
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    settings = ["plan.num_clients=60", "plan.rounds=5", "plan.noise_multiplier=1.0"]
+    runs.start(recipes.read("synthetic", settings), folder)
+    return folder
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", str(FILE)])
+def test_any_flipped_byte_or_cut_is_noticed(name, copy):
+    """2,000 random alterations of each file, every one of them noticed."""
+    path, rng = copy / name, np.random.default_rng(7)
+    good = path.read_bytes()
+    for k in range(2000):
+        where = int(rng.integers(len(good)))
+        bad = bytearray(good)
+        if k % 10 == 0:
+            del bad[where:]
+        else:
+            bad[where] ^= int(rng.integers(1, 256))
+        path.write_bytes(bad)
+        assert not verify(copy)["valid"], f"alteration {k} at byte {where}"
+    path.write_bytes(good)
+    assert verify(copy)["valid"]
+
+
+def rewrite(path, change):
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda f: rewrite(f / "privacy.json", lambda v: v.update(epsilon=0.1)),
+            "says epsilon = 0.1",
+        ),
+        (
+            lambda f: rewrite(f / "privacy.json", lambda v: v.update(ledger_head="0")),
+            "not made from this ledger",
+        ),
+        (lambda f: (f / "privacy.json").unlink(), "no readable privacy.json"),
+        (lambda f: (f / "ledger.sqlite").unlink(), "ledger.sqlite is missing"),
+        (lambda f: (f / FILE).unlink(), "is missing although rounds were paid"),
+        (lambda f: (f / "model.safetensors").unlink(), "digests of the files that are here"),
+        (lambda f: (f / "rounds.jsonl").write_text("{"), "cannot be read"),
+        (lambda f: (f / "rounds.jsonl").write_text('{"round": 2}\n'), "one after another"),
+        (
+            lambda f: (f / "rounds.jsonl").write_text(
+                "".join(f'{{"round": {t}}}\n' for t in range(1, 9))
+            ),
+            "lists 8 rounds, but 5 were paid",
+        ),
+        (
+            lambda f: (f / "recipe.toml").write_text(
+                (f / "recipe.toml").read_text().replace("rounds = 5", "rounds = 50")
+            ),
+            "is not the recipe that the ledger was opened for",
+        ),
+    ],
+)
+def test_each_problem_is_named(copy, change, problem):
+    change(copy)
+    found = verify(copy)
+    assert not found["valid"]
+    assert any(problem in line for line in found["problems"]), found["problems"]
+
+
+def test_a_round_released_but_not_paid_for_is_named(finished, tmp_path):
+    """A ledger from an earlier moment beside a later checkpoint: a resumed round not paid for."""
+    folder, ledgers = tmp_path / "r", []
+    settings = ["plan.num_clients=60", "plan.rounds=5", "plan.noise_multiplier=1.0"]
+
+    class Stop(Exception):
+        pass
+
+    def stop(log):
+        raise Stop
+
+    with pytest.raises(Stop):
+        runs.start(recipes.read("synthetic", settings), folder, stop)
+    ledgers.append((folder / "ledger.sqlite").read_bytes())
+    runs.resume(folder)
+    (folder / "ledger.sqlite").write_bytes(ledgers[0])
+    found = verify(folder)
+    assert any("holds round 2, which was never paid for" in p for p in found["problems"])
+
+
+FIELDS = {
+    "mode": "deployed",
+    "relation": "replace-one",
+    "delta": 1e-9,
+    "mu": 0.001,
+    "not_covered": [],
+    "curve": [],
+    "group_privacy": [],
+    "private": False,
+    "epsilon": 1e-3,
+    "epsilon_by_accountant": {"pld": 0.1},
+    "enforced": ["everything"],
+}
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_no_field_of_the_statement_can_be_changed(copy, key):
+    rewrite(copy / "privacy.json", lambda values: values.update({key: FIELDS[key]}))
+    assert any(f"says {key} =" in problem for problem in verify(copy)["problems"])
+
+
+@pytest.mark.parametrize("inner", ["clip_norm", "noise_multiplier", "rounds_paid"])
+def test_no_number_of_the_mechanism_can_be_changed(copy, inner):
+    rewrite(copy / "privacy.json", lambda values: values["mechanism"].update({inner: 99}))
+    assert any("says mechanism =" in problem for problem in verify(copy)["problems"])
+
+
+def test_a_simulation_cannot_be_passed_off_as_deployed(copy):
+    recipe = (copy / "recipe.toml").read_text()
+    (copy / "recipe.toml").write_text(recipe.replace('mode = "simulation"', 'mode = "deployed"'))
+    with pytest.raises(InputError, match="another plan, budget or recipe"):
+        runs.resume(copy)
+    assert any("noise is of another kind" in problem for problem in verify(copy)["problems"])
+
+
+def test_a_recipe_edited_after_the_fact_is_refused(copy):
+    recipe = (copy / "recipe.toml").read_text()
+    (copy / "recipe.toml").write_text(recipe.replace("epochs = 2", "epochs = 3"))
+    shutil.rmtree(copy / "checkpoint")
+    with pytest.raises(InputError, match="another plan, budget or recipe"):
+        runs.resume(copy)
+
+
+def test_a_lost_or_foreign_ledger_is_refused(copy, finished, tmp_path):
+    other = tmp_path / "other"
+    runs.start(runs.read_recipe(finished), other)
+    shutil.copy(other / "ledger.sqlite", copy / "ledger.sqlite")
+    assert any("not made after any entry" in problem for problem in verify(copy)["problems"])
+    with pytest.raises(InputError, match="never paid for"):
+        runs.resume(copy)
+    (copy / "ledger.sqlite").unlink()
+    with pytest.raises(InputError, match="is missing although rounds were released"):
+        runs.resume(copy)
+    assert verify(copy)["spent_epsilon"] == float("inf")
+
+
+def test_a_long_run_that_its_budget_ended_is_valid(tmp_path):
+    """More rounds than the display curve computes one by one."""
+    settings = ["plan.num_clients=60", "plan.rounds=400", "plan.noise_multiplier=2.0", "budget=0.9"]
+    outcome = runs.start(recipes.read("synthetic", settings), tmp_path / "r")
+    assert outcome.exhausted is not None
+    assert outcome.summary["rounds"] > 48
+    found = verify(tmp_path / "r")
+    assert found["valid"], found["problems"]
+    assert found["spent_epsilon"] == pytest.approx(outcome.summary["epsilon"])
+    logged = [log.epsilon for log in read_rounds(tmp_path / "r")]
+    assert max(logged) <= 0.9
+
+
+def test_a_run_without_privacy_is_kept_as_carefully(tmp_path):
+    settings = [
+        "plan.num_clients=60",
+        "plan.rounds=3",
+        "plan.clip_norm=inf",
+        "plan.noise_multiplier=0",
+    ]
+    first = runs.start(recipes.read("synthetic", settings), tmp_path / "r").summary
+    json.loads((tmp_path / "r" / "privacy.json").read_text(), parse_constant=pytest.fail)
+    again = runs.resume(tmp_path / "r").summary
+    assert (again["rounds"], again["accuracy"]) == (3, first["accuracy"])
+    found = verify(tmp_path / "r")
+    assert found["valid"], found["problems"]
+    assert found["spent_epsilon"] == float("inf")
+
+
+def test_a_line_that_cannot_be_read_is_not_thrown_away(copy):
+    lines = (copy / "rounds.jsonl").read_text().splitlines()
+    (copy / "rounds.jsonl").write_text("\n".join([lines[0], "{", *lines[2:]]))
+    with pytest.raises(InputError, match="line 2 cannot be read"):
+        read_rounds(copy)
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(InputError, match="not a run folder"):
+        verify(tmp_path)
+    (tmp_path / "recipe.toml").write_text("plan = 3")
+    with pytest.raises(InputError, match="does not hold a readable plan"):
+        verify(tmp_path)
