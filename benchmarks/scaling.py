@@ -31,6 +31,7 @@ from dpfedls import ClientData, LocalSGD
 from dpfedls.local_sgd import cross_entropy, schedule
 from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.record import RoundRecord
 from dpfedls.server import ServerState
 from dpfedls.simulation import Simulation
 from dpfedls.tasks.models import cnn, logistic_regression, mlp
@@ -74,8 +75,9 @@ def local_step(name: str) -> dict[str, Any]:
     simulation, state = _start(workload, made)
     steps = workload.epochs * workload.samples // workload.batch
     alone = np.array([0])
-    seconds = _seconds(lambda: simulation.local_update(state.params, alone, 0, 0)) / steps
-    features, targets = simulation.data.take(torch.arange(workload.batch))
+    engine, radius = simulation.engine, workload.clip_norm
+    seconds = _seconds(lambda: engine.update(state.params, alone, 0, 0, radius)) / steps
+    features, targets = engine.data.take(torch.arange(workload.batch))
     with FlopCounterMode(display=False) as counted:
         cross_entropy(made(features), targets).mean().backward()
     a, b = torch.randn(50, 784), torch.randn(784, 252)
@@ -131,13 +133,15 @@ def keeping(name: str) -> dict[str, Any]:
     disk = ROOT / ".bench"  # not a file system in memory, as /tmp may be
     disk.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=disk) as folder:
-        run = RunFolder(Path(folder) / "run", recipe, simulation.server, made)
+        run = RunFolder(Path(folder) / "run", recipe)
+        server = replace(simulation.server, ledger=run.ledger)
         began = time.perf_counter()
-        for after in replace(simulation, server=run.server).run(state):
+        for after in replace(simulation, server=server).run(state):
             trained.append(time.perf_counter() - began)
-            kept.append(_once(lambda after=after: run.record(after)))
+            line = RoundRecord(round=after.round, epsilon=run.ledger.epsilon(), accuracy=0.5)
+            kept.append(_once(lambda after=after, line=line: run.record(line, after)))
             began = time.perf_counter()
-        run.close()
+        run.ledger.close()
     round_, record = statistics.median(trained[1:]), statistics.median(kept[1:])
     return {"round": round_, "record": record, "share": record / (round_ + record)}
 

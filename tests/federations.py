@@ -7,6 +7,8 @@ from torch import nn
 
 import dpfedls
 from dpfedls.clients import ClientData
+from dpfedls.engine import choose
+from dpfedls.simulation import Simulation
 from dpfedls.tasks.models import character_lstm, cnn, mlp
 
 SIZES = (7, 1, 0, 12, 5, 12, 3)  # unequal, one sample, none
@@ -70,3 +72,8 @@ def start_model() -> nn.Module:
     """The same nn.Linear(4, 3) every time."""
     torch.manual_seed(0)
     return nn.Linear(4, 3)
+
+
+def federate(model, data, server, settings, streams, **changes):
+    """A simulation of these parts."""
+    return Simulation(choose(model, data, settings, **changes), server, streams)

@@ -286,7 +286,7 @@ def test_the_demo_shows_smoothing_ahead(dpfedls, tmp_path):
 def test_help_loads_no_torch():
     code = (
         "import sys; sys.argv = ['dpfedls', {}]\n"
-        "from dpfedls import cli\n"
+        "from dpfedls.commands import main as cli\n"
         "try: cli.main()\nexcept SystemExit: pass\n"
         "heavy = {{'torch', 'dp_accounting', 'scipy', 'matplotlib'}} & set(sys.modules)\n"
         "print('loaded:', sorted(heavy))"
@@ -302,7 +302,7 @@ def test_privacy_commands_load_no_torch():
     code = (
         "import sys; sys.argv = ['dpfedls', 'privacy', 'epsilon', '--sampling', 'poisson',"
         " '--clients', '100', '--rate', '0.1', '--rounds', '3', '--noise-multiplier', '2']\n"
-        "from dpfedls import cli\n"
+        "from dpfedls.commands import main as cli\n"
         "try: cli.main()\nexcept SystemExit: pass\n"
         "print('torch' in sys.modules)"
     )

@@ -29,7 +29,7 @@ def test_the_noise_a_round_adds_is_the_noise_the_plan_says(kind, sampler, cohort
     """Claim: what is really added, measured; wrong scales are told apart."""
     promised = plan(noise_multiplier=1.7, clip_norm=0.3, **sampler)
     total = torch.full((DIM,), 2.5, dtype=torch.float64)
-    release = gaussian_release(total, promised, STREAMS[kind].noise(0), LAYOUT)
+    release = gaussian_release(total, promised, 0.3, 0, STREAMS[kind].noise(0), LAYOUT)
     noise = release.value.double().numpy() * cohort - 2.5
     assert fits(noise, 1.7 * 0.3)
     assert not fits(noise, 1.7 * 0.3 * 2 / 3)
@@ -55,6 +55,8 @@ def test_system_noise_ignores_every_seed():
 
 def test_without_noise_the_release_is_the_plain_average():
     total = torch.arange(DIM, dtype=torch.float64)
-    release = gaussian_release(total, plan(noise_multiplier=0), STREAMS["seeded"].noise(0), LAYOUT)
+    release = gaussian_release(
+        total, plan(noise_multiplier=0), 0.3, 0, STREAMS["seeded"].noise(0), LAYOUT
+    )
     assert torch.equal(release.value, (total / 8).float())
     assert release.noise_stddev == 0

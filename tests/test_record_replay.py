@@ -31,11 +31,10 @@ from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger, read_ledger
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.folder import read_rounds
-from dpfedls.simulation import federate
 from dpfedls.tasks.task import make_task
-from federations import linear_clients, local, plan, start_model
+from federations import federate, linear_clients, local, plan, start_model
 
 X, Y = linear_clients()[0]
 PEOPLE = {

@@ -15,8 +15,7 @@ from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.server import Server
-from dpfedls.simulation import federate
-from federations import linear_clients, local, model_and_data, plan, start_model
+from federations import federate, linear_clients, local, model_and_data, plan, start_model
 
 
 def train(**changes):
@@ -32,6 +31,10 @@ def train(**changes):
 
 def weights(result):
     return Layout.of(result.model).read(result.model)
+
+
+def with_update(built, update):
+    return dataclasses.replace(built, engine=dataclasses.replace(built.engine, update=update))
 
 
 def simulation(promised=None, **changes):
@@ -77,13 +80,13 @@ def test_the_block_size_changes_nothing_but_memory(kind):
 def test_no_more_clients_are_in_memory_than_a_block_holds():
     built, state = simulation(plan(sampler=PoissonSampling(rate=1.0)), block_size=3)
     seen = []
-    inner = built.local_update
+    inner = built.engine.update
 
-    def watching(params, clients, round_, key):
+    def watching(params, clients, round_, key, radius):
         seen.append(len(clients))
-        return inner(params, clients, round_, key)
+        return inner(params, clients, round_, key, radius)
 
-    dataclasses.replace(built, local_update=watching).run_round(state)
+    with_update(built, watching).run_round(state)
     assert max(seen) == 3
     assert sum(seen) == 20
 
@@ -121,7 +124,9 @@ def test_averages_divide_by_the_public_cohort_whoever_took_part():
         built, state = simulation(promised, data=ClientData.from_pairs(data))
         moves.append(built.run_round(state).params - state.params)
     built, state = simulation(promised)
-    update = built.local_update(state.params, cohort[:1], 0, built.streams.shuffling(0))[0]
+    update = built.engine.update(
+        state.params, cohort[:1], 0, built.streams.shuffling(0), state.clip_norm
+    )[0]
     expected = dpfedls.smooth(update[:12], 1.0) / 7
     torch.testing.assert_close((moves[0] - moves[1])[:12], expected, rtol=1e-4, atol=1e-6)
 
@@ -174,7 +179,7 @@ def test_one_sample_and_one_step_a_client_is_dp_sgd(strength):
             gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
             clipped += gradient / max(1.0, float(gradient.norm()) / 0.8)
         noise = streams.noise(t)(15, torch.device("cpu")).float()
-        noisy = (clipped - noise * promised.noise_stddev) / (0.3 * 60)
+        noisy = (clipped - noise * promised.noise_stddev(promised.clip_norm)) / (0.3 * 60)
         step = torch.cat([dpfedls.smooth(piece, strength) for piece in noisy.split([12, 3])])
         layout.write(layout.read(model) - 0.4 * step, model)
     torch.testing.assert_close(weights(result), layout.read(model), rtol=1e-4, atol=1e-5)
@@ -328,14 +333,14 @@ def test_a_broken_client_counts_as_one_that_sent_nothing_or_its_share(value):
 
     def total(broken):
         built, state = simulation(promised)
-        inner = built.local_update
+        inner = built.engine.update
 
-        def update(params, clients, round_, key):
-            updates = inner(params, clients, round_, key)
+        def update(params, clients, round_, key, radius):
+            updates = inner(params, clients, round_, key, radius)
             updates[list(clients).index(5)] = broken
             return updates
 
-        moved = dataclasses.replace(built, local_update=update).run_round(state).params
+        moved = with_update(built, update).run_round(state).params
         return (moved - state.params) * 20
 
     assert float((total(value) - total(0.0)).norm()) <= 0.5 + 1e-5

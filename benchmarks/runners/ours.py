@@ -10,12 +10,13 @@ from torch import nn
 from workloads import WORKLOADS, Workload, draw
 
 from dpfedls import ClientData, FixedSizeSampling, LaplacianSmoothing, LocalSGD, PrivacyPlan
+from dpfedls.engine import choose
 from dpfedls.engine.ranks import find_workers
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.server import Server, ServerState
-from dpfedls.simulation import Simulation, federate
+from dpfedls.simulation import Simulation
 from dpfedls.tasks import models
 from runners.measure import Rounds, parser
 from runners.models import make_model
@@ -65,7 +66,7 @@ def federation(
     )
     denoiser = LaplacianSmoothing(strength=workload.strength)
     server = Server(plan, denoiser, Layout.of(model), MemoryLedger(plan))
-    simulation = federate(model, data, server, local, SeededStreams(0))
+    simulation = Simulation(choose(model, data, local), server, SeededStreams(0))
     return simulation, server.start(server.layout.read(model))
 
 
@@ -81,7 +82,8 @@ def main() -> None:
     model, data = our_model(workload.model), people(*draw(workload))
     simulation, state = federation(workload, model, data, rounds.total)
     with find_workers() as workers:  # alone, or under torchrun
-        for _ in replace(simulation, workers=workers).run(state):
+        engine = replace(simulation.engine, ranks=workers)
+        for _ in replace(simulation, engine=engine).run(state):
             if workers.rank == 0:
                 rounds.done()
 

@@ -15,7 +15,7 @@ from statistics import mean
 
 from dpfedls import server
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.run import start
+from dpfedls.runs.simulate import start
 from dpfedls.sampling import PoissonSampling
 
 SEEDS = range(6)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from dpfedls.gaussian import Release as Release
     from dpfedls.local_sgd import LocalSGD as LocalSGD
     from dpfedls.privacy.plan import PrivacyPlan as PrivacyPlan
+    from dpfedls.runs.record import Result as Result
+    from dpfedls.runs.train import train as train
     from dpfedls.sampling import FixedSizeSampling as FixedSizeSampling
     from dpfedls.sampling import PoissonSampling as PoissonSampling
-    from dpfedls.simulation import Result as Result
-    from dpfedls.simulation import train as train
     from dpfedls.theory import effective_dimension as effective_dimension
 
 __version__ = "0.1.0"
@@ -58,12 +58,12 @@ _HOMES = {
     "PoissonSampling": "sampling",
     "PrivacyPlan": "privacy.plan",
     "Release": "gaussian",
-    "Result": "simulation",
+    "Result": "runs.record",
     "SoftThreshold": "denoising",
     "effective_dimension": "theory",
     "replace_batch_norm": "checks",
     "smooth": "denoising",
-    "train": "simulation",
+    "train": "runs.train",
 }
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from dpfedls.parameters import Updates, Vector
 
-# A row is scaled by the root of its factor, twice: the factor of a huge row would be subnormal and
-# lose its digits. Both products and the root round each coordinate by half a unit in the last
-# place; aiming this many units below the bound keeps the rounded row inside it.
-_ROUNDING_ROOM = 4.0
+
+@dataclass(frozen=True)
+class Bound:
+    """What one client may add to the sum of a round: public, and the same for everybody."""
+
+    norm: float  # of the clipped update, in ℓ2
+    indicator: float = 0.0  # > 0: one more coordinate, ± half of this, says who was inside the ball
 
 
 def clip(updates: Updates, norm: float) -> Updates:
@@ -19,7 +24,7 @@ def clip(updates: Updates, norm: float) -> Updates:
     the ball is unchanged; a row with NaN, an infinity or an overflowing norm becomes zero, so a
     broken client counts as one that sent nothing.
     """
-    lengths = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    lengths = _lengths(updates)
     target = norm * (1 - _ROUNDING_ROOM * torch.finfo(updates.dtype).eps)
     factors = torch.where(lengths > norm, target / lengths, 1.0)
     roots = factors.sqrt().to(updates.dtype)[:, None]
@@ -27,12 +32,29 @@ def clip(updates: Updates, norm: float) -> Updates:
     return (updates * roots).mul_(roots).masked_fill_(~torch.isfinite(lengths)[:, None], 0.0)
 
 
-def clipped_sum(updates: Updates, norm: float) -> Vector:
-    """The sum of the clipped rows in float64; few at a time, so that they stay in the caches."""
-    total = updates.new_zeros(updates.shape[1], dtype=torch.float64)
-    for rows in updates.split(max(1, _NEAR // updates.shape[1])):
-        total += clip(rows, norm).sum(dim=0, dtype=torch.float64)
+def clipped_sum(updates: Updates, bound: Bound) -> Vector:
+    """The sum of the clipped rows in float64; few at a time, so that they stay in the caches.
+
+    With an indicator one coordinate follows: indicator · Σ(1[inside] − ½). An update counts as
+    inside if it is shorter than the norm by a thousandth, since projection ends on the sphere.
+    """
+    dim = updates.shape[1]
+    total = updates.new_zeros(dim + (bound.indicator > 0), dtype=torch.float64)
+    for rows in updates.split(max(1, _NEAR // dim)):
+        total[:dim] += clip(rows, bound.norm).sum(dim=0, dtype=torch.float64)
+        if bound.indicator > 0:
+            inside = (_lengths(rows) < bound.norm * (1 - _ON_THE_SPHERE)).double() - 0.5
+            total[dim] += bound.indicator * inside.sum()
     return total
 
 
+def _lengths(updates: Updates) -> torch.Tensor:
+    return torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+
+
+# A row is scaled by the root of its factor, twice: the factor of a huge row would be subnormal and
+# lose its digits. Both products and the root round each coordinate by half a unit in the last
+# place; aiming this many units below the bound keeps the rounded row inside it.
+_ROUNDING_ROOM = 4.0
+_ON_THE_SPHERE = 1e-3
 _NEAR = 2**17  # numbers

@@ -1,4 +1,4 @@
-"""Post-process a release. A denoiser is given nothing else, so it cannot cost privacy.
+"""Post-process a release. A denoiser is given public values only, so it cannot cost privacy.
 
 James–Stein and soft thresholding are the estimators the paper compares with (Table 4, after Balle
 and Wang 2018); both need the noise level, which a release carries.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,16 +17,35 @@ from torch import Tensor
 from dpfedls.component import Component, check_types
 from dpfedls.errors import InputError, require_not_negative
 from dpfedls.gaussian import Release
-from dpfedls.parameters import Vector
+from dpfedls.parameters import Layout, Vector
 
 Order: TypeAlias = Literal["BCHW", "BCWH", "BHWC", "BWHC"]
 
 
+Memory: TypeAlias = dict[str, Tensor]
+"""What a denoiser keeps from one round to the next: named, public, part of every checkpoint."""
+
+
 @runtime_checkable
 class Denoiser(Protocol):
-    """Anything that makes an update direction of a release."""
+    """Anything that makes an update direction of a release: ``denoiser(release)``."""
 
-    def __call__(self, release: Release) -> Vector: ...
+    def __call__(self, release: Release, /) -> Vector: ...
+
+
+@runtime_checkable
+class DenoiserWithMemory(Protocol):
+    """A denoiser, or a server optimiser, that remembers.
+
+    It may also have ``ahead(params, memory)``: the weights from which the next clients start.
+    """
+
+    def start(self, layout: Layout) -> Memory: ...
+
+    def __call__(self, release: Release, memory: Memory, /) -> tuple[Vector, Memory]: ...
+
+
+AnyCallable: TypeAlias = Denoiser | DenoiserWithMemory
 
 
 class Identity(Component, frozen=True, tag="identity"):
@@ -94,7 +114,86 @@ class SoftThreshold(Component, frozen=True, tag="soft-threshold"):
         return _each_tensor(release, threshold)
 
 
-AnyDenoiser: TypeAlias = Identity | LaplacianSmoothing | JamesStein | SoftThreshold
+class Momentum(Component, frozen=True, tag="momentum"):
+    """An exponential average of the releases: v ← decay · v + (1 − decay) · x.
+
+    As an average it leaves the length of steps as it is, so a server rate keeps its meaning.
+    """
+
+    decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_types(self, "denoiser.")
+        if not 0 <= self.decay < 1:
+            raise InputError(
+                f"denoiser.decay must be in [0, 1), got {self.decay:g}; 0 switches momentum off"
+            )
+
+    def start(self, layout: Layout) -> Memory:
+        return {"momentum": torch.zeros(layout.dim)}
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
+        average = release.value.lerp(memory["momentum"], self.decay)
+        return average, {"momentum": average}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Denoisers one after another; ``noise_stddev`` stays that of the release itself."""
+
+    steps: tuple[AnyCallable, ...]
+
+    def start(self, layout: Layout) -> Memory:
+        return {
+            f"{k}.{name}": tensor
+            for k, step in enumerate(self.steps)
+            for name, tensor in first_memory(step, layout).items()
+        }
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
+        after: Memory = {}
+        for k, step in enumerate(self.steps):
+            own = {n.removeprefix(f"{k}."): t for n, t in memory.items() if n.startswith(f"{k}.")}
+            value, own = denoise(step, release, own)
+            release = replace(release, value=value)
+            after |= {f"{k}.{name}": tensor for name, tensor in own.items()}
+        return release.value, after
+
+
+def chain(*denoisers: AnyCallable) -> Chain:
+    """Smoothing, then momentum: ``chain(LaplacianSmoothing(strength=1.0), Momentum())``."""
+    return Chain(denoisers)
+
+
+def first_memory(denoiser: AnyCallable, layout: Layout) -> Memory:
+    """What the denoiser remembers before the first round."""
+    return denoiser.start(layout) if isinstance(denoiser, DenoiserWithMemory) else {}
+
+
+def denoise(denoiser: AnyCallable, release: Release, memory: Memory) -> tuple[Vector, Memory]:
+    """The direction of a release and what is remembered of it, from any kind of denoiser."""
+    made: Any
+    if isinstance(denoiser, DenoiserWithMemory):
+        made = denoiser(release, memory)
+        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], dict):
+            raise InputError(
+                f"denoiser {denoiser!r} has start(), so it must return (direction, memory), a "
+                f"tensor and a dict of tensors; it returned {type(made).__name__}"
+            )
+        direction, memory = made
+    else:
+        direction = denoiser(release)
+    if not isinstance(direction, Tensor) or direction.shape != release.value.shape:
+        found = tuple(direction.shape) if isinstance(direction, Tensor) else type(direction)
+        raise InputError(
+            f"the denoiser made {found} of a release of shape {tuple(release.value.shape)}; it "
+            "must return a tensor of that shape, the direction of the step"
+        )
+    return direction, memory
+
+
+AnyDenoiser: TypeAlias = Identity | LaplacianSmoothing | JamesStein | SoftThreshold | Momentum
+"""Those that a recipe can name by ``kind``."""
 
 
 @torch.no_grad()

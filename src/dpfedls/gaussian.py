@@ -18,16 +18,24 @@ class Release:
     value: Vector  # the noisy average update
     noise_stddev: float  # of every coordinate of value
     layout: Layout
+    round: int = 0
+    clip_norm: float = 0.0  # of this round
+    inside: float | None = None  # the noisy share of updates inside the ball, where it is counted
 
 
-def gaussian_release(total: Vector, plan: PrivacyPlan, noise: Noise, layout: Layout) -> Release:
-    """Add Gaussian noise to the sum of clipped updates; divide by the public expected cohort.
+def gaussian_release(
+    total: Vector, plan: PrivacyPlan, clip_norm: float, round_: int, noise: Noise, layout: Layout
+) -> Release:
+    """Add Gaussian noise to the sum of contributions; divide by the public expected cohort.
 
-    Guarantees: noise level and denominator depend on the plan alone, never on who took part.
-    The sum and the noise meet in float64 and are rounded only afterwards.
+    Guarantees: noise level and denominator depend on the plan and the public clip norm alone, never
+    on who took part. The sum and the noise meet in float64 and are rounded only afterwards.
     """
+    stddev, cohort = plan.noise_stddev(clip_norm), plan.expected_cohort
     noisy = total
     if plan.is_private:
-        noisy = noise(layout.dim, total.device).mul_(plan.noise_stddev).add_(total)
-    average = (noisy / plan.expected_cohort).to(torch.float32)
-    return Release(average, plan.noise_stddev / plan.expected_cohort, layout)
+        noisy = noise(len(total), total.device).mul_(stddev).add_(total)
+    average = (noisy[: layout.dim] / cohort).to(torch.float32)
+    weight = plan.clipping.indicator(clip_norm)
+    inside = 0.5 + float(noisy[layout.dim]) / (weight * cohort) if weight else None
+    return Release(average, stddev / cohort, layout, round_, clip_norm, inside)

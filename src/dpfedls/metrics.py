@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as tree
 
 from dpfedls.clients import as_input
+from dpfedls.errors import InputError
 from dpfedls.local_sgd import Loss
+
+Metric: TypeAlias = Callable[[Any, Tensor], "Tensor | float"]
+"""``metric(outputs, targets)``: one number for all samples, or one per sample to be averaged."""
+Metrics: TypeAlias = Mapping[str, Metric]
+Samples: TypeAlias = tuple[Any, Tensor]
 
 _BATCH = 2000  # bounds memory; a forward pass gains nothing from larger ones
 
 
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One per sample: the share of its labels that the largest output names."""
+    right = (outputs.argmax(dim=-1) == targets).float()
+    return right.flatten(1).mean(dim=1) if right.dim() > 1 else right
+
+
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, samples: tuple[Tensor, Tensor], loss: Loss
-) -> tuple[float | None, float]:
-    """Accuracy (None where targets are not labels) and mean loss."""
+def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -> dict[str, float]:
+    """The mean loss, as ``loss``, and every metric by its name."""
     device = next(model.parameters()).device
-    correct, total = torch.zeros((), device=device), torch.zeros((), device=device)
-    labels = not samples[1].is_floating_point()
-    for features, targets in zip(*(part.split(_BATCH) for part in samples), strict=True):
-        targets = as_input(targets.to(device))
-        outputs = model(as_input(features.to(device)))
-        total += loss(outputs, targets).sum()
-        if labels:
-            correct += (outputs.argmax(dim=-1) == targets).sum()
-    count = len(samples[1])
-    return (float(correct) / count if labels else None), float(total) / count
+    features, targets = samples
+    count = len(targets)
+    sums: dict[str, Tensor] = {}
+    kept: list[tuple[Any, Tensor]] = []  # only where a metric needs all samples at once
+    for start in range(0, count, _BATCH):
+        rows = slice(start, start + _BATCH)
+        x = tree.tree_map(lambda part: as_input(part[rows]).to(device), features)  # noqa: B023
+        y = as_input(targets[rows]).to(device)
+        outputs = model(x)
+        for name, metric in {**metrics, "loss": loss}.items():
+            value = torch.as_tensor(metric(outputs, y))
+            if value.dim() and len(value) == len(y):
+                sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float().sum()
+            elif name == "loss":
+                raise InputError("loss must give one number per sample: use reduction='none'")
+        if len(sums) < len(metrics) + 1:
+            kept.append((tree.tree_map(lambda part: part.cpu(), outputs), y.cpu()))
+    found = {name: float(total) / count for name, total in sums.items()}
+    if kept:
+        parts = [tree.tree_flatten(outputs) for outputs, _ in kept]
+        joined = [torch.cat(leaves) for leaves in zip(*(p[0] for p in parts), strict=True)]
+        everything = tree.tree_unflatten(joined, parts[0][1])
+        labels = torch.cat([y for _, y in kept])
+        for name in metrics.keys() - sums.keys():
+            found[name] = float(metrics[name](everything, labels))
+    return found

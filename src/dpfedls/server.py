@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
-from dpfedls.denoising import Denoiser
+from dpfedls.clipping import Bound
+from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
 from dpfedls.errors import InputError, require_finite, require_share
 from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout, Vector
@@ -22,6 +24,14 @@ class ServerState:
     round: int  # how many rounds have been released
     params: Vector  # w^t
     average: Vector  # Σ a_s w^s so far, the output
+    clip_norm: float  # of the next round
+    memory: Memory = field(default_factory=dict)  # the denoiser's
+
+    def to(self, device: torch.device | str) -> ServerState:
+        """The same state on another device."""
+        memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
+        params, average = self.params.to(device), self.average.to(device)
+        return replace(self, params=params, average=average, memory=memory)
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,7 @@ class Server:
     """
 
     plan: PrivacyPlan
-    denoiser: Denoiser
+    denoiser: AnyCallable
     layout: Layout
     ledger: Ledger
     rate: float = 1.0  # η_g
@@ -51,23 +61,33 @@ class Server:
 
     def start(self, params: Vector) -> ServerState:
         """The state before the first round."""
-        return ServerState(0, params, params)
+        memory = first_memory(self.denoiser, self.layout)
+        start = ServerState(0, params, params, self.plan.clipping.start, memory)
+        return start.to(params.device)
+
+    def bound(self, state: ServerState) -> Bound:
+        """What a client may contribute to the next round."""
+        return Bound(state.clip_norm, self.plan.clipping.indicator(state.clip_norm))
+
+    def broadcast(self, state: ServerState) -> Vector:
+        """The weights from which the next round's clients start."""
+        ahead = getattr(self.denoiser, "ahead", None)
+        return state.params if ahead is None else ahead(state.params, state.memory)
 
     def finish_round(
         self, state: ServerState, total: Vector, noise: Noise, nonce: str
     ) -> ServerState:
-        """From the sum of clipped updates to the next model."""
-        self.ledger.spend(self.plan.round_event, state.round, nonce)  # spend first, release second
-        release = gaussian_release(total, self.plan, noise, self.layout)  # ── privacy boundary ──
-        direction = self.denoiser(release)  # post-processing costs no privacy
-        if direction.shape != release.value.shape:
-            raise InputError(
-                f"the denoiser made a direction of shape {tuple(direction.shape)} of a release of "
-                f"shape {tuple(release.value.shape)}; it must keep the shape"
-            )
+        """From the sum of what clients contributed to the next model."""
+        plan, t = self.plan, state.round
+        self.ledger.spend(plan.round_event, t, nonce)  # spend first, release second
+        release = gaussian_release(  # ── privacy boundary ──
+            total, plan, state.clip_norm, t, noise, self.layout
+        )
+        direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + self.rate * direction
-        average = state.average.lerp(params, newest_weight(self.averaging, state.round + 1))
-        return ServerState(state.round + 1, params, average)
+        average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
+        clip_norm = plan.clipping.following(state.clip_norm, release.inside, t)
+        return ServerState(t + 1, params, average, clip_norm, memory)
 
 
 def newest_weight(r: float, t: int) -> float:

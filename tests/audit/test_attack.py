@@ -10,7 +10,7 @@ from dpfedls import InputError
 from dpfedls.audit.attack import attack
 from dpfedls.audit.membership import roc
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.task import Task
 

@@ -50,9 +50,9 @@ def test_one_run_stays_within_the_claim_and_sees_more_where_there_is_less_noise(
 
 
 def test_noise_that_is_all_but_missing_is_caught_by_the_canaries(monkeypatch):
-    def faint(total, plan, noise, layout):
+    def faint(total, plan, norm, t, noise, layout):
         less = msgspec.structs.replace(plan, noise_multiplier=plan.noise * 0.01)
-        return gaussian_release(total, less, noise, layout)
+        return gaussian_release(total, less, norm, t, noise, layout)
 
     recipe = synthetic("plan.noise_multiplier=4.0")
     assert audit_recipe(recipe, trials=100, canaries=40)["consistent"]

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dpfedls import InputError, cli
+from dpfedls import InputError
 from dpfedls.audit.attack import attack
-from dpfedls.audit.diagnostics import read_diagnostics
+from dpfedls.audit.diagnostics import read_diagnostics, watchers
 from dpfedls.audit.membership import sides
+from dpfedls.commands import main as cli
 from dpfedls.local_sgd import cross_entropy
 from dpfedls.metrics import evaluate
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.verify import verify
 from dpfedls.tasks.task import Task, make_task
@@ -28,10 +29,15 @@ def small(*settings):
     return recipes.read("synthetic", [*SMALL, "diagnose=true", *settings])
 
 
+def start(recipe, folder, *watch):
+    """As the command line does: diagnostics among those who watch."""
+    return runs.start(recipe, folder, [*watchers(recipe, folder), *watch])
+
+
 @pytest.fixture(scope="module")
 def diagnosed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "diagnosed"
-    runs.start(small("evaluate_every=2"), folder)
+    start(small("evaluate_every=2"), folder)
     return folder
 
 
@@ -52,11 +58,12 @@ def test_the_last_line_is_what_the_final_model_gives(diagnosed):
     for name, parameter in task.model.named_parameters():
         parameter.data.copy_(parameter.data.new_tensor(weights[name]))
     members, _ = sides(task, SeededStreams(0))
-    scores = evaluate(task.model, members, cross_entropy)
-    held = evaluate(task.model, task.validation, cross_entropy)
-    found = (last.training_accuracy, last.training_loss)
+    scores = evaluate(task.model, members, cross_entropy, task.metrics)
+    held = evaluate(task.model, task.validation, cross_entropy, task.metrics)
+    found = {"accuracy": last.training_accuracy, "loss": last.training_loss}
     assert found == pytest.approx(scores, rel=1e-6)
-    assert (last.validation_accuracy, last.validation_loss) == pytest.approx(held, rel=1e-6)
+    found = {"accuracy": last.validation_accuracy, "loss": last.validation_loss}
+    assert found == pytest.approx(held, rel=1e-6)
     attacked = attack(diagnosed)
     assert attacked["by_round"][-1] == {"round": 5, "auc": pytest.approx(attacked["auc"])}
     assert [at["round"] for at in attacked["by_round"]] == [2, 4, 5]
@@ -91,11 +98,11 @@ def test_looking_changes_neither_the_model_nor_what_is_public(diagnosed, tmp_pat
 
 def test_lines_beyond_the_checkpoint_are_written_again(tmp_path):
     folder, states = tmp_path / "run", []
-    runs.start(small(), folder, lambda _: states.append((folder / FILE).read_bytes()))
+    start(small(), folder, lambda _: states.append((folder / FILE).read_bytes()))
     whole = (folder / "diagnostics.jsonl").read_bytes()
     (folder / FILE).write_bytes(states[2])  # a crash after round 3,
     (folder / "diagnostics.jsonl").write_bytes(whole[:-40])  # in the middle of a line
-    runs.resume(folder)
+    runs.resume(folder, watchers(small(), folder))
     assert (folder / "diagnostics.jsonl").read_bytes() == whole
 
 
@@ -106,7 +113,7 @@ def test_without_validation_samples_there_is_null(tmp_path, monkeypatch):
         return Task(whole.data, whole.model, whole.test)
 
     monkeypatch.setattr("dpfedls.tasks.synthetic.make", make)
-    runs.start(small("plan.rounds=1"), tmp_path / "run")
+    start(small("plan.rounds=1"), tmp_path / "run")
     (line,) = read_diagnostics(tmp_path / "run")
     assert (line.validation_loss, line.validation_accuracy) == (None, None)
     assert 0 < line.training_accuracy < 1
@@ -122,7 +129,7 @@ def test_a_deployment_keeps_no_diagnostics():
 def test_a_missing_package_is_told_before_a_file_is_made(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     with pytest.raises(InputError, match=r"dpfedls\[attack\]"):
-        runs.start(small(), tmp_path / "run")
+        start(small(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -90,7 +90,7 @@ def test_the_bound_is_near_the_claim_so_it_would_notice(sampler, noise):
     promised = plan(sampler=sampler, noise_multiplier=noise)
     found = audit_round(promised, SeededStreams(1), trials=600)
     assert 0.8 * found.mu_claimed < found.mu_lower <= found.mu_claimed
-    assert found.mu_claimed == promised.sensitivity / promised.noise_stddev
+    assert found.mu_claimed == promised.sensitivity(1.0) / promised.noise_stddev(1.0)
     assert run_epsilon(promised, found.mu_claimed) == pytest.approx(promised.epsilon(), rel=1e-9)
     assert run_epsilon(promised, 0.0) == 0.0
     assert run_epsilon(promised, math.inf) == math.inf

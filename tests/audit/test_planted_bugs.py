@@ -16,22 +16,20 @@ from dpfedls import FixedSizeSampling, Identity, InputError, PoissonSampling, Pr
 from dpfedls import clients as clients_module
 from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
-from dpfedls import simulation as simulation_module
 from dpfedls.audit.cohorts import audit_cohorts
 from dpfedls.audit.gdp import audit_round
 from dpfedls.audit.neighbours import LAYOUT
 from dpfedls.audit.replay import audit_replay
-from dpfedls.local_sgd import LoopedUpdate, cross_entropy
+from dpfedls.engine import Engine
 from dpfedls.parameters import Layout
 from dpfedls.privacy import epsilon
 from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.verify import verify
-from dpfedls.server import Server
-from dpfedls.simulation import Simulation, trainable_copy
+from dpfedls.tasks.task import Task
 from federations import linear_clients, local, plan
 
 POISSON, FIXED = PoissonSampling(rate=0.4), FixedSizeSampling(cohort=8)
@@ -84,7 +82,7 @@ def ledger(sampler, tmp_path):
     with pytest.MonkeyPatch.context() as watching:
         watching.setattr(server_module, "gaussian_release", counting)
         with pytest.raises(KeyboardInterrupt):
-            runs.start(recipes.read("synthetic", settings), folder, stop_after_three)
+            runs.start(recipes.read("synthetic", settings), folder, [stop_after_three])
         (folder / FILE).write_bytes(kept[1])
         runs.resume(folder)
     entries = read_ledger(folder / "ledger.sqlite").entries
@@ -111,16 +109,13 @@ def buffers(sampler, tmp_path):
         clients = linear_clients()
         clients[0] = tuple(part[:size] for part in clients[0])
         data = clients_module.ClientData.from_pairs(clients)
+        promised = plan(sampler=PoissonSampling(rate=1.0))
+        recipe = recipes.Recipe(task="", plan=promised, local=local(), engine="looped")
         try:
-            model = trainable_copy(Counter(), "cpu")
+            built, model = runs.prepare(recipe, Task(data, Counter()), Identity())
         except InputError:
             return []
-        promised, layout = plan(sampler=PoissonSampling(rate=1.0)), Layout.of(model)
-        server = Server(promised, Identity(), layout, MemoryLedger(promised))
-        update = LoopedUpdate(model, cross_entropy, layout, data, local(), promised.clip_norm)
-        Simulation(data, update, server, SeededStreams(0), 7).run_round(
-            server.start(layout.read(model))
-        )
+        built.run_round(built.server.start(Layout.of(model).read(model)))
         seen.append(float(model.seen))
     return [] if seen[0] == seen[1] else [f"un-noised buffer {seen[0]} or {seen[1]}"]
 
@@ -132,8 +127,8 @@ def scaled_noise(factor):
     def plant(patch):
         real = server_module.gaussian_release
 
-        def release(total, plan, noise, layout):
-            return real(total, plan, lambda *shape: noise(*shape).mul_(factor), layout)
+        def release(total, plan, norm, t, noise, layout):
+            return real(total, plan, norm, t, lambda *shape: noise(*shape).mul_(factor), layout)
 
         patch.setattr(server_module, "gaussian_release", release)
 
@@ -156,18 +151,18 @@ def clipping_by_layer(patch):
 def divide_by(patch, count):
     """Let the denominator be a function of the round's cohort and its rows that are not finite."""
     seen = {"cohort": 1, "broken": 0}
-    blocks, clip = Simulation._blocks, clipping_module.clip
+    summed, clip = Engine.clipped_total, clipping_module.clip
 
-    def watched_blocks(self, cohort):
+    def watched_sum(self, params, cohort, *args):
         seen.update(cohort=len(cohort), broken=0)
-        return blocks(self, cohort)
+        return summed(self, params, cohort, *args)
 
     def watched_clip(updates, norm):
         seen["broken"] += int((~torch.isfinite(updates).all(dim=1)).sum())
         return clip(updates, norm)
 
     expected = PrivacyPlan.expected_cohort.fget
-    patch.setattr(Simulation, "_blocks", watched_blocks)
+    patch.setattr(Engine, "clipped_total", watched_sum)
     patch.setattr(clipping_module, "clip", watched_clip)
     # Only the server divides by it; the audit must go on knowing the public number.
     real = server_module.gaussian_release
@@ -192,16 +187,13 @@ def broken_clients_leave_the_denominator(patch):
 def weights_from_clients(patch):
     """As FedAvg weighs by the samples that clients say they have."""
 
-    def run_round(self, state):
-        plan, t = self.server.plan, state.round
-        cohort = plan.sampler.sample(plan.num_clients, self.streams.sampling(t))
-        updates = self.local_update(state.params, cohort, t, self.streams.shuffling(t))
+    def clipped_total(self, params, cohort, round_, key, bound):
+        updates = self.update(params, cohort, round_, key, bound.norm)
         weights = torch.from_numpy(self.data.sizes[cohort] / self.data.sizes.mean())
-        clipped = clipping_module.clip(updates, plan.clip_norm).double()
-        total = (clipped * weights[:, None]).sum(dim=0)
-        return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
+        clipped = clipping_module.clip(updates, bound.norm).double()
+        return (clipped * weights[:, None]).sum(dim=0)
 
-    patch.setattr(Simulation, "run_round", run_round)
+    patch.setattr(Engine, "clipped_total", clipped_total)
 
 
 def same_noise_every_round(patch):
@@ -210,7 +202,7 @@ def same_noise_every_round(patch):
 
 
 def buffers_allowed(patch):
-    patch.setattr(simulation_module, "check_model", lambda model: None)
+    patch.setattr(runs, "check_model", lambda model: None)
 
 
 def fixed_size_drawn_for_poisson(patch):
@@ -315,7 +307,7 @@ def test_a_plan_that_says_one_noise_and_adds_another_does_not_exist():
     """Noise, sensitivity and event come from one number each; only a new plan changes them."""
     promised = plan(sampler=FIXED, noise_multiplier=2.0)
     assert promised.round_event.noise_over_sensitivity == pytest.approx(
-        promised.noise_stddev / promised.sensitivity
+        promised.noise_stddev(0.7) / promised.sensitivity(0.7)
     )
     with pytest.raises(AttributeError):
         promised.noise_multiplier = 0.1

@@ -25,7 +25,7 @@ from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.verify import verify
 from dpfedls.server import Server

@@ -15,7 +15,7 @@ from dpfedls.flower.app import write_app
 from dpfedls.flower.local import Federation
 from dpfedls.privacy.ledger import read_ledger
 from dpfedls.runs import folder as folders
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import Checkpoint
 from dpfedls.runs.verify import verify
 

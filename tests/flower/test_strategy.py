@@ -18,7 +18,7 @@ from dpfedls.privacy.ledger import read_ledger
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import folder as folders
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.verify import verify
 from dpfedls.tasks.task import make_task
@@ -75,7 +75,7 @@ def test_with_the_same_streams_simulation_and_deployment_agree_exactly(tmp_path,
         (r.accuracy, r.loss, r.epsilon) for r in deployed
     ]
     assert verify(tmp_path / "deployed") == verify(tmp_path / "simulated")
-    assert strategy.outcome["accuracy"] == simulated[-1].accuracy
+    assert strategy.outcome.summary()["accuracy"] == simulated[-1].accuracy
 
 
 @pytest.mark.parametrize("nodes", [4, 60])
@@ -105,7 +105,7 @@ def test_deployed_and_simulated_runs_agree_in_distribution(tmp_path):
         simulated.append(result.loss)
         strategy = strategy_of(recipe, tmp_path / str(seed))
         strategy.start(FakeGrid(app, 2), timeout=0)
-        deployed.append(strategy.outcome["loss"])
+        deployed.append(strategy.outcome.summary()["loss"])
     assert len(set(deployed)) == 24  # fresh entropy every time
     # Two-sample Kolmogorov-Smirnov; a right program fails one time in ten thousand. Coarse: that
     # the two share one distribution exactly is what the test with fixed streams shows.
@@ -140,8 +140,8 @@ def test_hundreds_of_rounds(tmp_path):
         *("mode=deployed", "plan.rounds=300", "plan.noise_multiplier=4", "evaluate_every=100")
     )
     strategy, grid = deploy(recipe, tmp_path / "r", nodes=2)
-    assert strategy.outcome["rounds"] == 300
-    assert strategy.outcome["mode"] == "deployed"
+    assert strategy.outcome.summary()["rounds"] == 300
+    assert strategy.outcome.summary()["mode"] == "deployed"
     assert verify(tmp_path / "r")["valid"], verify(tmp_path / "r")["problems"]
     asked = [m for m in grid.sent if m.metadata.message_type == "train"]
     sampled = sum(len(m.content["ask"]["people"]) for m in asked)
@@ -173,7 +173,7 @@ def test_the_cohort_comes_from_the_registered_population_not_from_who_is_connect
     assert {m.metadata.dst_node_id for m in grid.sent} == {100}
     # Hypergeometric with mean 2: were the cohort drawn from those connected, it would be 6.
     assert sum(sizes) / 50 < 3
-    assert strategy.outcome["rounds"] == 50
+    assert strategy.outcome.summary()["rounds"] == 50
 
 
 def test_a_node_that_joins_later_is_asked_then(tmp_path):
@@ -201,7 +201,7 @@ def test_nobody_is_held_by_two_nodes(tmp_path, caplog):
 
 def test_an_empty_federation_still_releases_and_pays(tmp_path):
     strategy, _ = deploy(small("mode=deployed"), tmp_path / "r", nodes=0)
-    assert strategy.outcome["rounds"] == 6
+    assert strategy.outcome.summary()["rounds"] == 6
     assert len(read_ledger(tmp_path / "r" / "ledger.sqlite")[1]) == 6
 
 
@@ -210,7 +210,7 @@ def test_an_exhausted_budget_ends_the_run_cleanly(tmp_path):
     strategy, grid = deploy(small(f"budget={budget}", "plan.sampler.rate=1.0"), tmp_path / "r")
     assert len([m for m in grid.sent if m.metadata.message_type == "train"]) == 3 * 3
     assert isinstance(strategy.exhausted, BudgetExhausted)
-    assert strategy.outcome["rounds"] == 3
+    assert strategy.outcome.summary()["rounds"] == 3
     assert verify(tmp_path / "r")["valid"]
 
 
@@ -251,7 +251,7 @@ def test_a_crash_anywhere_resumes_after_the_last_released_round(tmp_path, mode, 
     assert ("rounds 4 were paid for and then lost" in caplog.text) == lost
     # With fresh noise a lost round is paid again, so the plan's budget ends one round earlier.
     ends_early = lost and mode == "deployed"
-    assert again.outcome["rounds"] == (5 if ends_early else 6)
+    assert again.outcome.summary()["rounds"] == (5 if ends_early else 6)
     assert (again.exhausted is not None) == ends_early
     assert verify(folder)["valid"], verify(folder)["problems"]
     if mode == "simulation":
@@ -350,7 +350,7 @@ def test_a_nodes_failure_says_nothing_about_its_data(tmp_path, caplog):
     reply = next(m for m in grid.received if m.metadata.message_type == "train")
     assert "diabetes" not in reply.error.reason
     assert "counts as zero: the node reported error" in caplog.text
-    assert strategy.outcome["rounds"] == 1
+    assert strategy.outcome.summary()["rounds"] == 1
 
 
 def test_flower_settings_that_would_contradict_the_recipe_are_refused(tmp_path):

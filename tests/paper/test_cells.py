@@ -8,7 +8,7 @@ from dpfedls import InputError
 from dpfedls.paper import cells, provenance
 from dpfedls.paper.cells import Cell, resolve, run_cells
 from dpfedls.paper.item import Options, RunsFailed
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 
 SMALL = ("plan.num_clients=60", "plan.rounds=3", "plan.noise_multiplier=1.0")
 PLAIN = Cell("synthetic", ("denoiser.strength=0",))
@@ -61,7 +61,7 @@ def test_an_interrupted_run_is_gone_on_with(made, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        runs.start(recipe, tmp_path / "runs" / found[0][0].folder.name, stop)
+        runs.start(recipe, tmp_path / "runs" / found[0][0].folder.name, [stop])
     ((run,),) = run_cells([PLAIN], options(tmp_path, seeds=1))
     assert [line.round for line in run.rounds] == [1, 2, 3]
     assert run.folder.name == found[0][0].folder.name

@@ -28,9 +28,9 @@ def plan(**changes: Any) -> PrivacyPlan:
 def test_poisson_means_add_or_remove_one() -> None:
     made = plan()
     assert made.relation == "add-or-remove-one"
-    assert made.sensitivity == pytest.approx(0.3)
+    assert made.sensitivity(0.3) == pytest.approx(0.3)
     assert made.expected_cohort == pytest.approx(25)
-    assert made.noise_stddev == pytest.approx(0.3)
+    assert made.noise_stddev(0.3) == pytest.approx(0.3)
     assert made.delta == pytest.approx(500**-1.1)
     assert made.round_event.noise_over_sensitivity == 1.0
 
@@ -38,9 +38,9 @@ def test_poisson_means_add_or_remove_one() -> None:
 def test_fixed_size_means_replace_one() -> None:
     made = plan(sampler=FixedSizeSampling(cohort=50))
     assert made.relation == "replace-one"
-    assert made.sensitivity == pytest.approx(0.6)
+    assert made.sensitivity(0.3) == pytest.approx(0.6)
     assert made.expected_cohort == 50
-    assert made.noise_stddev == pytest.approx(0.3)
+    assert made.noise_stddev(0.3) == pytest.approx(0.3)
     assert made.round_event.noise_over_sensitivity == 0.5
 
 
@@ -48,7 +48,7 @@ def test_no_noise_is_not_private() -> None:
     """Also with no clipping at all, which is plain federated averaging."""
     made = plan(noise_multiplier=0.0, clip_norm=math.inf)
     assert not made.is_private
-    assert made.noise_stddev == 0.0
+    assert made.noise_stddev(0.3) == 0.0
     assert made.epsilon() == math.inf
 
 

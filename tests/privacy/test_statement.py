@@ -16,7 +16,7 @@ def test_the_statement_says_what_the_plan_costs(sampler):
     facts = statement(promised, mode="simulation", ledger_head="abc")
     assert facts["epsilon"] == pytest.approx(promised.epsilon(), rel=1e-9)
     assert facts["relation"] == promised.relation
-    assert facts["mechanism"]["sensitivity"] == promised.sensitivity
+    assert facts["mechanism"]["sensitivity"] == promised.sensitivity(promised.clip_norm)
     costs = [point["epsilon"] for point in facts["curve"]]
     assert costs == sorted(costs)
     assert facts["epsilon_by_accountant"]["rdp"] >= facts["epsilon"]

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from dpfedls import InputError
 from dpfedls.runs import folder as folders
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.compare import compare
 from dpfedls.runs.verify import verify
@@ -67,9 +67,9 @@ def test_stopping_after_any_round_and_resuming_gives_the_same_weights(finished, 
                 raise Stop
 
         with pytest.raises(Stop):
-            runs.start(small(), folder, stop)
+            runs.start(small(), folder, [stop])
         outcome = runs.resume(folder)
-        assert outcome.summary["rounds"] == 6
+        assert outcome.summary()["rounds"] == 6
         for name, tensor in weights(finished).items():
             assert np.array_equal(tensor, weights(folder)[name])
         assert verify(folder) == verify(finished)
@@ -79,13 +79,13 @@ def test_resuming_a_finished_run_changes_nothing(finished, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     outcome = runs.resume(copy)
-    assert outcome.summary["rounds"] == 6
+    assert outcome.summary()["rounds"] == 6
     assert np.array_equal(weights(copy)["weight"], weights(finished)["weight"])
 
 
 def test_an_old_checkpoint_never_lowers_what_was_spent(finished, tmp_path):
     old, states = tmp_path / "old", []
-    runs.start(small(), old, lambda log: states.append((old / FILE).read_bytes()))
+    runs.start(small(), old, [lambda log: states.append((old / FILE).read_bytes())])
     spent = verify(old)["spent_epsilon"]
     (old / FILE).write_bytes(states[1])  # back to round 2
     runs.resume(old)
@@ -99,12 +99,12 @@ def test_deployed_noise_pays_again_for_what_a_crash_lost(tmp_path, caplog):
     """Back to an old checkpoint: fresh noise is a new release, so the budget ends the run early."""
     folder, states = tmp_path / "deployed", []
     runs.start(
-        small("mode=deployed"), folder, lambda log: states.append((folder / FILE).read_bytes())
+        small("mode=deployed"), folder, [lambda log: states.append((folder / FILE).read_bytes())]
     )
     (folder / FILE).write_bytes(states[3])
     outcome = runs.resume(folder)
     assert outcome.exhausted is not None
-    assert outcome.summary["rounds"] == 4
+    assert outcome.summary()["rounds"] == 4
     assert "rounds 5, 6 were paid for and then lost" in caplog.text
     found = verify(folder)
     assert found["valid"], found["problems"]
@@ -150,8 +150,8 @@ def test_an_exhausted_budget_keeps_the_model_of_the_last_round(tmp_path):
     budget = small().plan.epsilon(rounds=3)
     outcome = runs.start(small(f"budget={budget}"), tmp_path / "r")
     assert outcome.exhausted is not None
-    assert outcome.summary["rounds"] == 3
-    assert outcome.summary["epsilon"] <= budget
+    assert outcome.summary()["rounds"] == 3
+    assert outcome.summary()["epsilon"] <= budget
     assert verify(tmp_path / "r")["valid"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpfedls import InputError
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.verify import verify
@@ -102,7 +102,7 @@ def test_a_round_released_but_not_paid_for_is_named(finished, tmp_path):
         raise Stop
 
     with pytest.raises(Stop):
-        runs.start(recipes.read("synthetic", settings), folder, stop)
+        runs.start(recipes.read("synthetic", settings), folder, [stop])
     ledgers.append((folder / "ledger.sqlite").read_bytes())
     runs.resume(folder)
     (folder / "ledger.sqlite").write_bytes(ledgers[0])
@@ -171,10 +171,10 @@ def test_a_long_run_that_its_budget_ended_is_valid(tmp_path):
     settings = ["plan.num_clients=60", "plan.rounds=400", "plan.noise_multiplier=2.0", "budget=0.9"]
     outcome = runs.start(recipes.read("synthetic", settings), tmp_path / "r")
     assert outcome.exhausted is not None
-    assert outcome.summary["rounds"] > 48
+    assert outcome.summary()["rounds"] > 48
     found = verify(tmp_path / "r")
     assert found["valid"], found["problems"]
-    assert found["spent_epsilon"] == pytest.approx(outcome.summary["epsilon"])
+    assert found["spent_epsilon"] == pytest.approx(outcome.summary()["epsilon"])
     logged = [log.epsilon for log in read_rounds(tmp_path / "r")]
     assert max(logged) <= 0.9
 
@@ -186,9 +186,9 @@ def test_a_run_without_privacy_is_kept_as_carefully(tmp_path):
         "plan.clip_norm=inf",
         "plan.noise_multiplier=0",
     ]
-    first = runs.start(recipes.read("synthetic", settings), tmp_path / "r").summary
+    first = runs.start(recipes.read("synthetic", settings), tmp_path / "r").summary()
     json.loads((tmp_path / "r" / "privacy.json").read_text(), parse_constant=pytest.fail)
-    again = runs.resume(tmp_path / "r").summary
+    again = runs.resume(tmp_path / "r").summary()
     assert (again["rounds"], again["accuracy"]) == (3, first["accuracy"])
     found = verify(tmp_path / "r")
     assert found["valid"], found["problems"]

@@ -5,31 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from dpfedls.audit.diagnostics import read_diagnostics
 from dpfedls.audit.membership import sides, threshold_attack
-from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs.folder import read_recipe
+from dpfedls.runs.load import load
+from dpfedls.runs.simulate import trusted
 from dpfedls.tasks.task import make_task
 
 
-def attack(folder: Path, most: int = 10_000) -> dict[str, Any]:
+def attack(folder: Path, most: int = 10_000, *, trust: bool = False) -> dict[str, Any]:
     """Tell members from others by their loss under a finished run's model: ROC and its area.
 
     As many of each side, at most ``most``, drawn by the run's seed. 0.5 is a coin; a model that
     nobody could learn membership from stays near it.
     """
-    recipe = read_recipe(folder)
-    if not (folder / "model.safetensors").is_file():
-        raise InputError(f"{folder} has no model yet; finish the run with: dpfedls resume {folder}")
+    recipe = trusted(read_recipe(folder), folder, trust)
     streams = SeededStreams(recipe.seed)
     task = make_task(recipe.task, recipe.plan.num_clients, streams)
-    task.model.load_state_dict(load_file(folder / "model.safetensors"))
+    model = load(folder, task.model)
     members, others = sides(task, streams, most)
     counts = {"members": len(members[1]), "non_members": len(others[1])}
-    found = {**counts, **threshold_attack(task.model, members, others)}
+    found = {**counts, **threshold_attack(model, task.loss, members, others)}
     if recipe.diagnose:
         lines = read_diagnostics(folder)
         found["by_round"] = [{"round": line.round, "auc": line.attack_auc} for line in lines]

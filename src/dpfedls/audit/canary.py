@@ -19,11 +19,11 @@ from jaxtyping import Float
 from scipy import stats
 
 from dpfedls.audit.bounds import gdp_epsilon
-from dpfedls.denoising import Denoiser
+from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
 from dpfedls.errors import InputError
 from dpfedls.gaussian import Release
 from dpfedls.local_sgd import LocalUpdate
-from dpfedls.parameters import Updates, Vector
+from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.sampling import Indices
 from dpfedls.server import ServerState
 from dpfedls.simulation import Simulation
@@ -55,12 +55,13 @@ class WithCanaries:
 
     inner: LocalUpdate
     directions: Float[torch.Tensor, "canaries dim"]
-    length: float
 
-    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
-        updates = self.inner(params, clients, round_, key)
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
+        updates = self.inner(params, clients, round_, key, radius)
         planted = np.flatnonzero(clients < len(self.directions))
-        updates[planted] = self.directions[clients[planted]] * self.length
+        updates[planted] = self.directions[clients[planted]] * (_LENGTH * radius)
         return updates
 
 
@@ -68,13 +69,16 @@ class WithCanaries:
 class Summing:
     """The real denoiser, which also adds up the releases it was given."""
 
-    inner: Denoiser
+    inner: AnyCallable
     total: list[Vector] = field(default_factory=list)
 
-    def __call__(self, release: Release) -> Vector:
+    def start(self, layout: Layout) -> Memory:
+        return first_memory(self.inner, layout)
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
         value = release.value.double()
         self.total[:] = [self.total[0] + value if self.total else value]
-        return self.inner(release)
+        return denoise(self.inner, release, memory)
 
 
 def audit_canaries(
@@ -97,11 +101,12 @@ def audit_canaries(
             f"got {canaries}; 100 will do, or 0 for none"
         )
     directions = random_directions(canaries, dim, seed).to(state.params)
-    update = WithCanaries(simulation.local_update, directions, _LENGTH * plan.clip_norm)
+    engine = simulation.engine
+    engine = replace(engine, update=WithCanaries(engine.update, directions))
     releases = Summing(simulation.server.denoiser)
     server = replace(simulation.server, denoiser=releases)
     end = state
-    for end in replace(simulation, local_update=update, server=server).run(state):
+    for end in replace(simulation, engine=engine, server=server).run(state):
         watch(end.round)
     ways = {
         "all releases": releases.total[0],

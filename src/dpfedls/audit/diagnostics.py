@@ -9,15 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from torch import nn
 
 from dpfedls.audit.membership import require_scikit_learn, sides, threshold_attack
-from dpfedls.local_sgd import cross_entropy
 from dpfedls.metrics import evaluate
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.folder import read_lines
-from dpfedls.tasks.task import Task
+from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.record import RoundRecord, Watch
+from dpfedls.runs.run import Run
 
 FILE = "diagnostics.jsonl"
 
@@ -33,29 +33,44 @@ class Diagnosis(msgspec.Struct, frozen=True):
     attack_auc: float
 
 
-class Diagnostics:
-    """Judges every model of a run on the same samples: members, as many others, validation."""
+def watchers(recipe: Recipe, folder: Path) -> list[Watch]:
+    """Diagnostics among those who watch a run, where its recipe asks for them."""
+    return [Diagnostics(folder)] if recipe.diagnose else []
 
-    def __init__(self, folder: Path, task: Task, streams: SeededStreams) -> None:
+
+class Diagnostics:
+    """Evaluates every model of a run on the same samples: members, as many others, validation."""
+
+    def __init__(self, folder: Path) -> None:
         require_scikit_learn()
         self.path = folder / FILE
-        self.members, self.others = sides(task, streams)
-        self.validation = task.validation
 
-    def trim(self, last: int) -> None:
-        """Keep the lines up to round ``last``: what a crash left behind it will be judged again."""
-        kept = [line for line in read_lines(self.path, Diagnosis) if line.round <= last]
+    def start(self, run: Run) -> None:
+        """Draw the samples; keep the lines up to the run's last round, and write the rest again."""
+        self.run, self.validation = run, run.task.validation
+        self.members, self.others = sides(run.task, SeededStreams(run.recipe.seed))
+        kept = [line for line in read_lines(self.path, Diagnosis) if line.round <= run.state.round]
         write_whole(self.path, b"".join(map(_encoded, kept)))
 
-    def record(self, round_: int, model: nn.Module) -> None:
-        """Judge the model of a round and write the line."""
-        accuracy, loss = evaluate(model, self.members, cross_entropy)
-        held: tuple[float | None, float | None] = (None, None)
+    def __call__(self, record: RoundRecord) -> None:
+        """Evaluate the model of a round, where the recipe evaluates it, and write the line."""
+        if not record.metrics:
+            return
+        task, model = self.run.task, self.run.model
+        inside = evaluate(model, self.members, task.loss, task.metrics)
+        held: dict[str, float] = {}
         if self.validation is not None:
-            held = evaluate(model, self.validation, cross_entropy)
-        auc = threshold_attack(model, self.members, self.others)["auc"]
+            held = evaluate(model, self.validation, task.loss, task.metrics)
+        line = Diagnosis(
+            record.round,
+            inside["loss"],
+            inside.get("accuracy"),
+            held.get("loss"),
+            held.get("accuracy"),
+            threshold_attack(model, task.loss, self.members, self.others)["auc"],
+        )
         with self.path.open("ab") as lines:
-            lines.write(_encoded(Diagnosis(round_, loss, accuracy, held[1], held[0], auc)))
+            lines.write(_encoded(line))
 
 
 def read_diagnostics(folder: Path) -> list[Diagnosis]:

@@ -51,7 +51,7 @@ def audit_round(
     by_fit = gaussian_bound(present, absent, shared)
     return RoundAudit(
         mu_lower=max(by_threshold, by_fit),
-        mu_claimed=plan.sensitivity / plan.noise_stddev,
+        mu_claimed=plan.sensitivity(1.0) / plan.noise_stddev(1.0),
         mu_by_threshold=by_threshold,
         mu_by_gaussian_fit=by_fit,
         trials=trials,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpfedls.clients import as_input
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import cross_entropy
+from dpfedls.local_sgd import Loss
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.task import Task
 
@@ -20,6 +20,8 @@ _BATCH = 2000
 
 def sides(task: Task, streams: SeededStreams, most: int = 10_000) -> tuple[Samples, Samples]:
     """Members and others, as many of each, at most ``most``; the same ones for the same seed."""
+    if task.test is None:
+        raise InputError("the task has no test samples, so there is nobody to tell members from")
     data, (features, targets) = task.data, task.test
     owned = [np.arange(s, s + n) for s, n in zip(data.starts, data.sizes, strict=True)]
     members = np.concatenate(owned)
@@ -30,9 +32,11 @@ def sides(task: Task, streams: SeededStreams, most: int = 10_000) -> tuple[Sampl
     return (data.features[inside], data.targets[inside]), (features[outside], targets[outside])
 
 
-def threshold_attack(model: nn.Module, members: Samples, others: Samples) -> dict[str, Any]:
+def threshold_attack(
+    model: nn.Module, loss: Loss, members: Samples, others: Samples
+) -> dict[str, Any]:
     """Tell the two apart by their loss under the model: ROC and its area."""
-    return roc(_losses(model, members), _losses(model, others))
+    return roc(_losses(model, loss, members), _losses(model, loss, others))
 
 
 def roc(members: np.ndarray, others: np.ndarray) -> dict[str, Any]:
@@ -63,10 +67,10 @@ def require_scikit_learn() -> None:
 
 
 @torch.no_grad()
-def _losses(model: nn.Module, samples: Samples) -> np.ndarray:
+def _losses(model: nn.Module, loss: Loss, samples: Samples) -> np.ndarray:
     device = next(model.parameters()).device
     losses = [
-        cross_entropy(model(as_input(x.to(device))), as_input(y.to(device)))
+        loss(model(as_input(x.to(device))), as_input(y.to(device)))
         for x, y in zip(*(part.split(_BATCH) for part in samples), strict=True)
     ]
     # A loss that overflows is the largest there is, which speaks against membership.

@@ -10,7 +10,7 @@ sends the opposite stands in their place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dpfedls.clients import ClientData
+from dpfedls.engine import Engine
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.privacy.ledger import MemoryLedger
@@ -104,7 +105,7 @@ class Neighbours:
         # The others' updates are longer than the clip norm, and orthogonal to the direction.
         others = torch.randn(plan.num_clients, LAYOUT.dim, generator=rng)
         others[:, _FIRSTS] = 0
-        self.others = others * plan.clip_norm
+        self.others = others * plan.clipping.start
         sizes = np.ones(plan.num_clients, dtype=np.int64)
         sizes[CANARY] = _SAMPLES
         samples = torch.zeros(int(sizes.sum()), 1)
@@ -112,7 +113,7 @@ class Neighbours:
 
     def worst(self) -> Vector:
         """The update that is furthest from all others' along the direction."""
-        return self.direction * HUGE * self.plan.clip_norm
+        return self.direction * HUGE * self.plan.clipping.start
 
     def run(
         self, update: Vector, *, present: bool, round_: int, streams: RandomStreams
@@ -122,9 +123,9 @@ class Neighbours:
         sent = update if present else -self.worst()
         ledger, recorder = MemoryLedger(plan), Recorder()
         server = RecordingServer(plan, recorder, LAYOUT, ledger)
-        simulation = Simulation(self.data, self._updates(sent), server, streams, _BLOCK)
-        start = torch.zeros(LAYOUT.dim)
-        state = simulation.run_round(ServerState(round_, start, start))
+        engine = Engine("audit", "updates are made up", self._updates(sent), self.data, _BLOCK)
+        start = replace(server.start(torch.zeros(LAYOUT.dim)), round=round_)
+        state = Simulation(engine, server, streams).run_round(start)
         return Recorded(server.totals[0], recorder.releases[0], state, ledger)
 
     def _sampler(self, present: bool) -> PoissonSampling | FixedSizeSampling:
@@ -134,7 +135,9 @@ class Neighbours:
         return (PresentPoisson if present else AbsentPoisson)(rate=sampler.rate)
 
     def _updates(self, sent: Vector):
-        def local_update(params: Tensor, clients: Indices, round_: int, key: int) -> Updates:
+        def local_update(
+            params: Tensor, clients: Indices, round_: int, key: int, radius: float
+        ) -> Updates:
             updates = self.others[torch.from_numpy(clients)]
             updates[torch.from_numpy(clients == CANARY)] = sent
             return updates

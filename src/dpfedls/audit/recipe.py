@@ -11,12 +11,9 @@ from dpfedls.audit.canary import FEWEST, CanaryAudit, audit_canaries
 from dpfedls.audit.cohorts import audit_cohorts
 from dpfedls.audit.gdp import audit_round, check_auditable, run_epsilon
 from dpfedls.audit.replay import audit_replay
-from dpfedls.parameters import Layout
-from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
-from dpfedls.runs.recipe import Recipe
-from dpfedls.server import Server
-from dpfedls.simulation import federate, trainable_copy
+from dpfedls.runs.recipe import Recipe, built
+from dpfedls.runs.simulate import prepare
 from dpfedls.tasks.task import make_task
 
 NOTE = (
@@ -81,14 +78,8 @@ def canary_run(
     if count == 0:
         return []
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
-    model = trainable_copy(task.model, recipe.device)
-    layout, ledger = Layout.of(model), MemoryLedger(recipe.plan)
-    server = Server(
-        recipe.plan, recipe.denoiser, layout, ledger, recipe.server_rate, recipe.averaging
-    )
-    simulation = federate(
-        model, task.data, server, recipe.local, streams_of(recipe), block_size=recipe.block_size
-    )
+    simulation, model = prepare(recipe, task, built(recipe.denoiser))
+    server, layout = simulation.server, simulation.server.layout
     if count is None:
         # Canaries are each other's noise: k of them in d dimensions show no more than μ = √(d/k).
         count = max(FEWEST, min(500, recipe.plan.num_clients // 2, layout.dim // 4))

@@ -57,9 +57,10 @@ def differences(
 ) -> list[str]:
     """Whatever differs between the two rounds and should not."""
     problems = []
-    moved = float(torch.linalg.vector_norm(one.total - other.total))
-    if not moved <= plan.sensitivity * (1 + slack):
-        problems.append(f"the sum moves by {moved:.6g}, more than {plan.sensitivity:.6g}")
+    norm = plan.clipping.start
+    moved, most = float(torch.linalg.vector_norm(one.total - other.total)), plan.sensitivity(norm)
+    if not moved <= most * (1 + slack):
+        problems.append(f"the sum moves by {moved:.6g}, more than {most:.6g}")
     for name, a, b in (
         ("noise level", one.release.noise_stddev, other.release.noise_stddev),
         ("shape of the release", one.release.layout, other.release.layout),
@@ -73,13 +74,18 @@ def differences(
         if a != b:
             problems.append(f"the {name} changes")
     # Released × public cohort − sum is the noise alone, which was frozen.
-    noise = [run.release.value.double() * plan.expected_cohort - run.total for run in (one, other)]
-    scale = max(float(run.total.abs().max()) for run in (one, other)) + plan.noise_stddev
+    noise = [_noise(run, plan) for run in (one, other)]
+    scale = max(float(run.total.abs().max()) for run in (one, other)) + plan.noise_stddev(norm)
     if not float((noise[0] - noise[1]).abs().max()) <= _ROUNDING * scale:
         problems.append(
             "the release changes by more than the sum: noise or denominator depend on it"
         )
     return problems
+
+
+def _noise(run: Recorded, plan: PrivacyPlan) -> Vector:
+    dim = len(run.release.value)  # the sum may have one coordinate more, see ``Bound``
+    return run.release.value.double() * plan.expected_cohort - run.total[:dim]
 
 
 def _watched(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfedls.commands.output import Json, answer, progress
+from dpfedls.commands.output import Json, answer
 
 
 def audit(
@@ -29,6 +29,7 @@ def audit(
 
     from dpfedls.audit.recipe import audit_recipe
     from dpfedls.runs import recipe as recipes
+    from dpfedls.runs.watch import progress
 
     settings = list(set_ or [])
     settings += [] if seed is None else [f"seed={seed}"]

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dpfedls.commands.output import Json, answer, progress
-from dpfedls.commands.training import finish, new_folder, watching
+from dpfedls.commands.output import Json, answer
+from dpfedls.commands.training import finish, new_folder
 
 app = typer.Typer(
     help="Run a recipe on real machines with Flower: SuperLink and SuperNodes.",
@@ -57,14 +57,18 @@ def local(
     from dpfedls.flower.app import deployed
     from dpfedls.flower.local import FederationFailed, deploy_local
     from dpfedls.runs import recipe as recipes
+    from dpfedls.runs.watch import Progress
 
     settings = list(set_ or [])
     chosen = deployed(recipes.read(recipe, settings), settings)
     name = f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}-deployed"
     folder = out or new_folder(None, name)
     try:
-        with progress(chosen.plan.rounds, "round") as advance:
-            outcome = deploy_local(chosen, folder, nodes, watching(advance))
+        shown = Progress(chosen.plan.rounds)
+        try:
+            result = deploy_local(chosen, folder, nodes, shown)
+        finally:
+            shown.close()
     except (FederationFailed, KeyboardInterrupt) as stopped:
         print(
             f"dpfedls: {str(stopped) or 'stopped'}\nthe last released round is kept; go on with "
@@ -72,4 +76,4 @@ def local(
             file=sys.stderr,
         )
         raise typer.Exit(1) from stopped
-    finish(outcome, json)
+    finish(result, json)

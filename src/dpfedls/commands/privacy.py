@@ -209,7 +209,7 @@ def _paper_noise(plan: PrivacyPlan, epsilon: float) -> dict[str, Any]:
     event = RoundEvent(sampler=plan.sampler, num_clients=plan.num_clients, noise_multiplier=z)
     return {
         "noise_multiplier": z,
-        "noise_stddev": z * plan.sensitivity,
+        "noise_stddev": z * plan.sensitivity(plan.clipping.start),
         "epsilon": epsilon_of([(event, plan.rounds)], plan.target_delta, "paper"),
         "delta": plan.delta,
         "accountant": "paper",

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfedls.commands.output import Json, answer, pairs, progress
+from dpfedls.commands.output import Json, answer, pairs
 from dpfedls.errors import InputError
 
 if TYPE_CHECKING:
-    from dpfedls.runs.folder import Outcome, RoundLog, Watch
+    from dpfedls.runs.recipe import Recipe
+    from dpfedls.runs.record import Result, Watch
 
 _SUMMARY = (
-    *("run", "task", "mode", "rounds", "accuracy", "loss", "epsilon", "delta", "accountant"),
-    *("noise_multiplier", "strength", "seconds_per_round"),
+    *("run", "task", "method", "mode", "rounds", "metrics", "epsilon", "delta", "accountant"),
+    *("noise_multiplier", "clip_norm", "seconds_per_round", "engine"),
 )
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run own code that the folder names: only if it is yours.")
+]
 
 
 def demo(
@@ -27,6 +32,7 @@ def demo(
     """DP-Fed against DP-Fed-LS at the same privacy budget, on 5,000 real MNIST images, offline."""
     from dpfedls.runs.demo import STRENGTHS
     from dpfedls.runs.demo import demo as run_demo
+    from dpfedls.runs.watch import progress
 
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}; use 5 for a fair comparison")
@@ -64,7 +70,7 @@ def run(
     """Train one recipe; leave a run folder with model, log, ledger, statement and report."""
     from dpfedls.engine.ranks import find_workers
     from dpfedls.runs import recipe as recipes
-    from dpfedls.runs.run import assist, start
+    from dpfedls.runs.simulate import assist, start
 
     settings = list(set_ or [])
     settings += [] if seed is None else [f"seed={seed}"]
@@ -75,28 +81,25 @@ def run(
             return
         chosen = recipes.read(recipe, settings)
         folder = out or new_folder(None, f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}")
-        with progress(chosen.plan.rounds, "round") as advance:
-            outcome = start(chosen, folder, watching(advance), workers)
-        finish(outcome, json)
+        finish(start(chosen, folder, watching(chosen, folder), workers), json)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Go on with a run that was stopped, at the round after the last one released."""
     from dpfedls.engine.ranks import find_workers
     from dpfedls.runs.folder import read_recipe
-    from dpfedls.runs.run import assist
-    from dpfedls.runs.run import resume as go_on
+    from dpfedls.runs.simulate import assist
+    from dpfedls.runs.simulate import resume as go_on
 
     with find_workers() as workers:
         if workers.rank > 0:
             assist(workers)
             return
-        with progress(read_recipe(run).plan.rounds, "round") as advance:
-            outcome = go_on(run, watching(advance), workers)
-        finish(outcome, json)
+        finish(go_on(run, watching(read_recipe(run), run), workers, trust=trust), json)
 
 
 def report(
@@ -113,12 +116,13 @@ def report(
 
 def attack(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Try to tell by the loss who was trained on: area under the ROC, 0.5 is a coin."""
     from dpfedls.audit.attack import attack as attack_run
 
-    found = attack_run(run)
+    found = attack_run(run, trust=trust)
     lines = [
         f"AUC {found['auc']:.4f} over {found['members']} members and as many others; 0.5 is a coin."
     ]
@@ -152,22 +156,20 @@ def new_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def watching(advance: Any) -> Watch:
-    """Show each round as it is released."""
+def watching(recipe: Recipe, folder: Path) -> list[Watch]:
+    """Show each round as it is released; diagnose it where the recipe asks for that."""
+    from dpfedls.audit.diagnostics import watchers
+    from dpfedls.runs.watch import Progress
 
-    def watch(log: RoundLog) -> None:
-        accuracy = f"accuracy {100 * log.accuracy:.2f} %  " if log.accuracy is not None else ""
-        epsilon = "∞, not private" if log.epsilon is None else f"{log.epsilon:.3g}"
-        advance(log.round, f"{accuracy}ε {epsilon}")
-
-    return watch
+    return [*watchers(recipe, folder), Progress(recipe.plan.rounds)]
 
 
-def finish(outcome: Outcome, json: bool) -> None:
+def finish(result: Result, json: bool) -> None:
     """Answer with a run's summary; a budget that ended it early is an exit code of its own."""
-    answer(outcome.summary, json, pairs(outcome.summary, _SUMMARY))
-    if outcome.exhausted is not None:
-        raise outcome.exhausted
+    values = result.summary()
+    answer(values, json, pairs(values, _SUMMARY))
+    if result.exhausted is not None:
+        raise result.exhausted
 
 
 def _demo_text(result: dict[str, Any]) -> str:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from dpfedls.checks import check_model, check_samples
 from dpfedls.clients import ClientData
-from dpfedls.clipping import clipped_sum
-from dpfedls.engine.choose import fastest_update
+from dpfedls.clipping import Bound, clipped_sum
+from dpfedls.engine import Engine, choose
 from dpfedls.errors import InputError
 from dpfedls.flower.replies import make_census, make_reply, unpack
-from dpfedls.local_sgd import LocalUpdate, Loss, cross_entropy
-from dpfedls.metrics import evaluate
+from dpfedls.local_sgd import Loss, cross_entropy
+from dpfedls.metrics import accuracy, evaluate
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.runs.recipe import Recipe
 from dpfedls.sampling import Indices
@@ -100,16 +100,18 @@ class Node:
 
     def train(self, asked: RecordDict) -> RecordDict:
         """The sum of the clipped updates of the people asked for."""
-        round_, key, people = _read_ask(asked)
+        round_, key, people, bound = _read_ask(asked)
         params = self._params(asked)
         fit = [j for j in people if j in self.here and self._is_fit(j)]
         if people and not fit:  # no different from a sum of zero, but somebody hears of it
             raise InputError("nobody asked for can be trained here; the lines above say why")
         people = np.array(fit, dtype=np.int64)
-        total = torch.zeros(self.layout.dim, dtype=torch.float64, device=params.device)
+        total = torch.zeros(
+            self.layout.dim + (bound.indicator > 0), dtype=torch.float64, device=params.device
+        )
         for block in self._blocks(people):
-            updates = self._updates(params, block, round_, key)
-            total += clipped_sum(updates, self.recipe.plan.clip_norm)
+            updates = self._updates(params, block, round_, key, bound.norm)
+            total += clipped_sum(updates, bound)
         # One person's update is float32 and travels as such; a sum keeps its precision, so that
         # rounding cannot make one person count for more than the clip norm.
         return make_reply(total.float() if len(people) == 1 else total, self.layout, round_)
@@ -117,42 +119,50 @@ class Node:
     def evaluate(self, asked: RecordDict) -> RecordDict:
         """Accuracy and loss over all samples here: un-noised, for those who asked for that."""
         self.layout.write(self._params(asked), self.model)
-        accuracy, loss = evaluate(self.model, (self.data.features, self.data.targets), self.loss)
-        metrics = {"loss": loss, "samples": len(self.data.targets)}
-        if accuracy is not None:
-            metrics["accuracy"] = accuracy
-        return RecordDict({"metrics": MetricRecord(metrics)})
+        samples = (self.data.features, self.data.targets)
+        metrics = {"accuracy": accuracy} if self.loss is cross_entropy else {}
+        found = evaluate(self.model, samples, self.loss, metrics)
+        return RecordDict({"metrics": MetricRecord({**found, "samples": len(samples[1])})})
 
     def _params(self, asked: RecordDict) -> Vector:
         return unpack(asked.get("model"), self.layout).float().to(self.recipe.device)
 
     def _blocks(self, people: Indices) -> Iterator[Indices]:
         """As in the simulation: people of like size share a block, so that little is padded."""
-        size = self.recipe.block_size or self._local_update[1]
+        size = self._engine.block_size
         by_size = people[np.argsort(self.data.sizes[people], kind="stable")]
         for start in range(0, len(by_size), size):
             yield by_size[start : start + size]
 
-    def _updates(self, params: Vector, block: Indices, round_: int, key: int) -> Updates:
+    def _updates(
+        self, params: Vector, block: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
         """One row a person. Whoever's samples cannot be trained on gets zeros, alone.
 
         One person's data must never decide whether another's counts: that would let one move the
         sum by more than the clip norm.
         """
         try:
-            return self._local_update[0](params, block, round_, key)
+            return self._engine.update(params, block, round_, key, radius)
         except Exception:
             if len(block) == 1:
                 log.exception("person %d could not be trained and counts as zero", block[0])
                 return torch.zeros(1, self.layout.dim, device=params.device)
         return torch.cat(
-            [self._updates(params, block[[i]], round_, key) for i in range(len(block))]
+            [self._updates(params, block[[i]], round_, key, radius) for i in range(len(block))]
         )
 
     @cached_property
-    def _local_update(self) -> tuple[LocalUpdate, int]:
-        plan, local = self.recipe.plan, self.recipe.local
-        return fastest_update(self.model, self.loss, self.layout, self.data, local, plan.clip_norm)
+    def _engine(self) -> Engine:
+        recipe = self.recipe
+        return choose(
+            self.model,
+            self.data,
+            recipe.local,
+            self.loss,
+            engine=recipe.engine,
+            block_size=recipe.block_size,
+        )
 
     def _is_fit(self, person: int) -> bool:
         if self.data.sizes[person] == 0:
@@ -170,19 +180,23 @@ class Node:
         return True
 
 
-def make_ask(round_: int, key: int, people: Indices, params: ArrayRecord) -> RecordDict:
-    """What the server asks of a node: train these people from this model."""
+def make_ask(
+    round_: int, key: int, people: Indices, params: ArrayRecord, bound: Bound
+) -> RecordDict:
+    """What the server asks of a node: train these people from this model, within this bound."""
     ask = {"round": round_, "key": f"{key:016x}", "people": people.tolist()}
+    ask |= {"norm": bound.norm, "indicator": bound.indicator}
     return RecordDict({"ask": ConfigRecord(ask), "model": params})
 
 
-def _read_ask(asked: RecordDict) -> tuple[int, int, list[int]]:
+def _read_ask(asked: RecordDict) -> tuple[int, int, list[int], Bound]:
     ask = asked["ask"]
     round_, key, people = ask["round"], ask["key"], ask["people"]
     assert isinstance(round_, int)
     assert isinstance(key, str)
     assert isinstance(people, list)
-    return round_, int(key, 16), [int(j) for j in people]
+    bound = Bound(float(ask["norm"]), float(ask["indicator"]))  # pyright: ignore[reportArgumentType]
+    return round_, int(key, 16), [int(j) for j in people], bound
 
 
 def _scattered(people: Mapping[int, Samples], num_clients: int) -> ClientData:

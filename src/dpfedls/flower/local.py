@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from torch import nn
+
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.flower import require_flower
 from dpfedls.flower.app import write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
 from dpfedls.randomness import SeededStreams, SystemStreams
-from dpfedls.runs.folder import Outcome, Watch, open_folder, read_rounds, summary
+from dpfedls.runs.folder import open_folder, read_rounds
+from dpfedls.runs.load import load
 from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.record import Result, Watch
 from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
@@ -36,12 +40,13 @@ class FederationFailed(RuntimeError):
 
 def deploy_local(
     recipe: Recipe, folder: Path, nodes: int, watch: Watch = lambda _: None, timeout: float = 300
-) -> Outcome:
+) -> Result:
     """Run a recipe, or the rest of its run, on ``nodes`` SuperNodes; leave the run folder."""
     require_flower()
     if nodes < 1:
         raise InputError(f"--nodes must be at least 1, got {nodes}; 4 makes a small federation")
-    make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))  # or say why not
+    # Whatever is wrong with the task is said before anything starts.
+    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
     if recipe.mode == "deployed":
         SystemStreams()
     recipe = open_folder(folder, recipe.resolved())
@@ -56,29 +61,25 @@ def deploy_local(
         for i in range(nodes):
             federation.start_supernode(i, nodes)
         run = federation.run(place / "app")
-        seconds = _follow(folder, run, federation, watch)
-        return _outcome(folder, recipe, federation, seconds)
+        _follow(folder, run, federation, watch)
+        return _outcome(folder, recipe, federation, task.model)
 
 
 def _follow(
     folder: Path, run: subprocess.Popen[bytes], federation: Federation, watch: Watch
-) -> list[float]:
-    """Report each released round until Flower's run is over; how long each took."""
-    shown, clock, seconds = len(read_rounds(folder)), time.perf_counter(), []
-    over = False
+) -> None:
+    """Report each released round until Flower's run is over."""
+    shown, over = len(read_rounds(folder)), False
     while not over:
         over = run.poll() is not None
         federation.check_superlink()
         for line in read_rounds(folder)[shown:]:
-            now = time.perf_counter()
-            seconds.append(now - clock)
-            clock, shown = now, shown + 1
+            shown += 1
             watch(line)
         time.sleep(0.2)
-    return seconds
 
 
-def _outcome(folder: Path, recipe: Recipe, federation: Federation, seconds: list[float]) -> Outcome:
+def _outcome(folder: Path, recipe: Recipe, federation: Federation, model: nn.Module) -> Result:
     found = verify(folder)
     if not found["valid"]:
         raise FederationFailed(
@@ -91,7 +92,8 @@ def _outcome(folder: Path, recipe: Recipe, federation: Federation, seconds: list
             f"privacy budget exhausted: ε = {found['spent_epsilon']:.4g} was spent, and "
             f"{len(rounds)} of {recipe.plan.rounds} rounds were released; the last model stands"
         )
-    return Outcome(summary(folder, recipe, rounds, read_statement(folder), seconds), exhausted)
+    facts, trained = read_statement(folder), load(folder, model)
+    return Result(trained, recipe, rounds, facts, "chosen by each node", folder, exhausted)
 
 
 @contextlib.contextmanager

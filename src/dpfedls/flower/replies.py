@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from dpfedls.clipping import clip
+from dpfedls.clipping import Bound, clip
 from dpfedls.parameters import Layout, Vector
 from dpfedls.sampling import Indices
 
@@ -75,24 +75,39 @@ def _header(array: Array, name: str, shape: tuple[int, ...]) -> str:
 
 
 def make_reply(vector: Vector, layout: Layout, round_: int) -> RecordDict:
-    """What a node answers: the sum of its people's clipped updates, the round, nothing else."""
-    return RecordDict({"update": pack(vector, layout), "about": ConfigRecord({"round": round_})})
+    """What a node answers: the sum of its people's contributions, the round, nothing else.
+
+    Where the clip norm adapts, the vector has one coordinate more (see ``clipping.Bound``).
+    """
+    about: dict[str, int | float] = {"round": round_}
+    if len(vector) > layout.dim:
+        about["inside"] = float(vector[layout.dim])
+    update = pack(vector[: layout.dim], layout)
+    return RecordDict({"update": update, "about": ConfigRecord(about)})  # pyright: ignore[reportArgumentType]
 
 
-def read_update(reply: Message, request: Request, layout: Layout, clip_norm: float) -> Vector:
-    """The update in a reply, in float64, within the bound; Refused with the cause otherwise.
+def read_update(reply: Message, request: Request, layout: Layout, bound: Bound) -> Vector:
+    """The sum in a reply, in float64, within the bound; Refused with the cause otherwise.
 
-    Guarantees: finite, and of norm at most ``request.people`` · ``clip_norm`` in float64.
+    Guarantees: finite; the update of norm at most ``request.people`` · ``bound.norm`` in float64,
+    the indicator at most ``request.people`` times half of ``bound.indicator``.
     """
     content = _content(reply, request)
     if set(content.keys()) != {"update", "about"}:
         raise Refused(f"it has records {sorted(map(str, content.keys()))!r:.80}")
     about = content["about"]
-    if not isinstance(about, ConfigRecord) or set(about.keys()) != {"round"}:
-        raise Refused("it does not say its round and nothing else")
+    wanted = {"round", "inside"} if bound.indicator else {"round"}
+    if not isinstance(about, ConfigRecord) or set(about.keys()) != wanted:
+        raise Refused(f"it does not say its {' and '.join(sorted(wanted))} and nothing else")
     if type(about["round"]) is not int or about["round"] != request.round:
         raise Refused(f"it is of round {about['round']!r:.20}, not {request.round}")
-    return _bounded(unpack(content["update"], layout).double(), request.people * clip_norm)
+    update = _bounded(unpack(content["update"], layout).double(), request.people * bound.norm)
+    if not bound.indicator:
+        return update
+    inside, most = about["inside"], request.people * bound.indicator / 2
+    if not isinstance(inside, float) or not abs(inside) <= most * (1 + _ROUNDING):
+        raise Refused(f"its count of updates inside the ball, {inside!r:.20}, is out of bounds")
+    return torch.cat([update, update.new_tensor([min(max(inside, -most), most)])])
 
 
 def _content(reply: Message, request: Request) -> RecordDict:

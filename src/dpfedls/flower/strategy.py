@@ -10,7 +10,6 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import (
@@ -24,21 +23,27 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor, nn
+from torch import nn
 
 from dpfedls.checks import check_model, check_samples
-from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.clients import ClientData
+from dpfedls.denoising import AnyCallable
+from dpfedls.errors import InputError
 from dpfedls.flower.client import make_ask
 from dpfedls.flower.exchange import Post, message
 from dpfedls.flower.replies import Refused, Request, pack, read_update
 from dpfedls.flower.roster import People, Roster
 from dpfedls.local_sgd import Loss, cross_entropy
-from dpfedls.metrics import evaluate
+from dpfedls.metrics import Metrics, Samples
 from dpfedls.parameters import Layout
 from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
-from dpfedls.runs.folder import RoundLog, RunFolder, Watch, server_for
-from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.recipe import Recipe, built
+from dpfedls.runs.record import Result as DPFedLSResult
+from dpfedls.runs.record import RoundRecord, Watch
+from dpfedls.runs.run import open_run, server_for
+from dpfedls.runs.watch import describe
 from dpfedls.server import ServerState
+from dpfedls.tasks.task import Task
 
 log = logging.getLogger("dpfedls")
 
@@ -62,30 +67,33 @@ class DPFedLS(Strategy):
         *,
         model: nn.Module,
         folder: Path | str,
-        test: tuple[Tensor, Tensor] | None = None,
+        test: Samples | None = None,
+        test_from: str = "",
         loss: Loss = cross_entropy,
+        metrics: Metrics | None = None,
+        denoiser: AnyCallable | None = None,
         people: Mapping[int, Sequence[int]] | None = None,
         wait_for_nodes: int = 1,
         streams: RandomStreams | None = None,
         unprotected_client_metrics: bool = False,
-        watch: Watch = lambda _: None,
+        watch: Sequence[Watch] = (),
     ) -> None:
         check_model(model)
-        self.model = copy.deepcopy(model).to(recipe.device)
+        model = copy.deepcopy(model).to(recipe.device)
         if test is not None:
-            check_samples(self.model, *test, "test", classify=loss is cross_entropy)
-        self.test, self.loss = test, loss
+            check_samples(model, *test, "test", classify=loss is cross_entropy)
         self.roster = Roster(People(recipe.plan.num_clients, people))
         self.streams = streams or _streams(recipe)
         self.wait_for_nodes = wait_for_nodes
         self.unprotected_client_metrics = unprotected_client_metrics
-        self.watch = watch
         recipe = recipe.resolved()
-        server = server_for(recipe, Layout.of(self.model))
-        self.run = RunFolder(Path(folder), recipe, server, self.model)
-        self.server, self.plan = self.run.server, self.run.recipe.plan
-        self.exhausted: BudgetExhausted | None = None
-        self.outcome: dict[str, Any] = {}
+        server = server_for(recipe, Layout.of(model), denoiser or built(recipe.denoiser))
+        nobody = ClientData.nobody(recipe.plan.num_clients)  # people's data is on the nodes
+        task = Task(nobody, model, test, loss=loss, metrics=metrics or {}, test_from=test_from)
+        engine = "chosen by each node"
+        self.run = open_run(recipe, task, model, server, engine, Path(folder), [*watch, _say])
+        self.server, self.plan = self.run.server, recipe.plan
+        self.outcome: DPFedLSResult | None = None
         self._asked: dict[int, Request] = {}  # of the round under way, by node
 
     # ── The loop ─────────────────────────────────────────────────────────────────────────────
@@ -115,34 +123,30 @@ class DPFedLS(Strategy):
                 raise InputError(f"DPFedLS.start takes no {name}: the recipe and the model say it")
         self.summary()
         result = Result(arrays=self._arrays())
-        try:
-            self.roster.gather(grid, self.wait_for_nodes, timeout)
-            while self.run.state.round < self.plan.rounds:
-                line = self._run_round(grid, timeout)
-                result.arrays = self._arrays()
-                if line.loss is not None:
-                    result.evaluate_metrics_serverapp[line.round] = _metrics(line)
-                if evaluate_fn and (found := evaluate_fn(line.round, result.arrays)) is not None:
-                    result.evaluate_metrics_serverapp[line.round] = found
-                self._judge_on_nodes(grid, timeout, result)
-        except BudgetExhausted as error:
-            self.exhausted = error
-            log.warning("%s", error)
-        except BaseException:
-            self.run.close()
-            raise
-        self.outcome = self.run.seal()
-        return result
 
-    def _run_round(self, grid: Grid, timeout: float) -> RoundLog:
-        """One round of DP-Fed-LS: sample, ask, check, sum; then noise, denoise, step."""
-        t = self.run.state.round
-        self.run.check_budget(self.streams.nonce(t))
-        asked = self.configure_train(t + 1, ArrayRecord(), ConfigRecord(), grid)
-        replies = Post().send(grid, asked).replies(grid, timeout)
-        self.aggregate_train(t + 1, replies)
-        self.watch(self.run.rounds[-1])
-        return self.run.rounds[-1]
+        def for_flower(line: RoundRecord) -> None:
+            result.arrays = self._arrays()
+            if line.metrics:
+                result.evaluate_metrics_serverapp[line.round] = _metrics(line)
+            if evaluate_fn and (found := evaluate_fn(line.round, result.arrays)) is not None:
+                result.evaluate_metrics_serverapp[line.round] = found
+            self._evaluate_on_nodes(grid, timeout, result)
+
+        def make_round(state: ServerState) -> ServerState:
+            """One round of DP-Fed-LS: sample, ask, check, sum; then noise, denoise, step."""
+            t = state.round
+            self.run.check_budget(self.streams.nonce(t))
+            asked = self.configure_train(t + 1, ArrayRecord(), ConfigRecord(), grid)
+            self.aggregate_train(t + 1, Post().send(grid, asked).replies(grid, timeout))
+            return self._released
+
+        self.run.watch = [*self.run.watch, for_flower]
+        if self.run.state.round < self.plan.rounds:
+            self.roster.gather(grid, self.wait_for_nodes, timeout)
+        self.outcome = self.run.through(make_round)
+        if self.outcome.exhausted is not None:
+            log.warning("%s", self.outcome.exhausted)
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -152,14 +156,15 @@ class DPFedLS(Strategy):
         self.roster.settle(grid)
         cohort = self.plan.sampler.sample(self.plan.num_clients, self.streams.sampling(t))
         key = self.streams.shuffling(t)
-        params = pack(self.run.state.params, self.server.layout)
+        state = self.run.state
+        params = pack(self.server.broadcast(state), self.server.layout)
         connected = set(grid.get_node_ids())
         self._asked = {}
         messages = []
         for node, people in self.roster.people.by_node(cohort).items():
             self._asked[node] = Request(node, t, len(people))
             if node in connected:
-                content = make_ask(t, key, people, params)
+                content = make_ask(t, key, people, params, self.server.bound(state))
                 messages.append(message(content, node, MessageType.TRAIN, server_round))
         return messages
 
@@ -168,34 +173,29 @@ class DPFedLS(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Sum what passes every check; whatever came, noise is added and the round released."""
         t, state = server_round - 1, self.run.state
-        total = torch.zeros_like(state.params, dtype=torch.float64)
-        waiting = dict(self._asked)
+        bound, waiting = self.server.bound(state), dict(self._asked)
+        total = torch.zeros(
+            len(state.params) + (bound.indicator > 0),
+            dtype=torch.float64,
+            device=state.params.device,
+        )
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
                 request = waiting.pop(node, None)
                 if request is None:
                     raise Refused("it was not asked for, or is a second one")
-                update = read_update(reply, request, self.server.layout, self.plan.clip_norm)
+                update = read_update(reply, request, self.server.layout, bound)
                 total += update.to(total.device)
             except Refused as cause:
                 log.warning("round %d: reply of node %d counts as zero: %s", t + 1, node, cause)
         for node in waiting:
             log.warning("round %d: node %d counts as zero: no reply in time", t + 1, node)
         noise, nonce = self.streams.noise(t), self.streams.nonce(t)
-        state = self.server.finish_round(state, total, noise, nonce)
-        self.run.record(state, *self._score(state))
-        return self._arrays(), None
+        self._released = self.server.finish_round(state, total, noise, nonce)
+        return self._arrays(self._released), None
 
     # ── How good the model is ────────────────────────────────────────────────────────────────
-
-    def _score(self, state: ServerState) -> tuple[float | None, float | None]:
-        """Accuracy and loss on the server's own samples, in the rounds the recipe asks for."""
-        due = state.round % self.run.recipe.evaluate_every == 0 or state.round == self.plan.rounds
-        if self.test is None or not due:
-            return None, None
-        self.server.layout.write(state.average, self.model)
-        return evaluate(self.model, self.test, self.loss)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -224,7 +224,7 @@ class DPFedLS(Strategy):
             {k: sum(float(m[k]) * float(m["samples"]) for m in found) / samples for k in keys}  # type: ignore[arg-type]
         )
 
-    def _judge_on_nodes(self, grid: Grid, timeout: float, result: Result) -> None:
+    def _evaluate_on_nodes(self, grid: Grid, timeout: float, result: Result) -> None:
         t = self.run.state.round
         asked = self.configure_evaluate(t, ArrayRecord(), ConfigRecord(), grid)
         found = self.aggregate_evaluate(t, Post().send(grid, asked).replies(grid, timeout))
@@ -245,9 +245,9 @@ class DPFedLS(Strategy):
                 "nodes WITHOUT NOISE; no privacy statement covers them"
             )
 
-    def _arrays(self) -> ArrayRecord:
+    def _arrays(self, state: ServerState | None = None) -> ArrayRecord:
         """The released model, as Flower and torch know it."""
-        tensors = self.server.layout.split(self.run.state.average)
+        tensors = self.server.layout.split((state or self.run.state).average)
         return ArrayRecord({name: Array(tensor.cpu().numpy()) for name, tensor in tensors.items()})
 
 
@@ -255,6 +255,11 @@ def _streams(recipe: Recipe) -> RandomStreams:
     return SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
 
 
-def _metrics(line: RoundLog) -> MetricRecord:
-    values = {"accuracy": line.accuracy, "loss": line.loss, "epsilon": line.epsilon}
+def _say(line: RoundRecord) -> None:
+    """A line for ``flwr run --stream``."""
+    log.info("round %d: %s", line.round, describe(line))
+
+
+def _metrics(line: RoundRecord) -> MetricRecord:
+    values = {**line.metrics, "epsilon": line.epsilon}
     return MetricRecord({key: value for key, value in values.items() if value is not None})

@@ -18,22 +18,15 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from dpfedls.audit.diagnostics import read_diagnostics
+from dpfedls.audit.diagnostics import read_diagnostics, watchers
 from dpfedls.errors import InputError
 from dpfedls.paper.item import Options, RunsFailed
 from dpfedls.paper.provenance import Origin, duration, origin, read_origins, sign
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.folder import (
-    RoundLog,
-    Watch,
-    is_free,
-    read_recipe,
-    read_rounds,
-    summary,
-)
+from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.recipe import Recipe
-from dpfedls.runs.run import resume, start
-from dpfedls.simulation import find_device
+from dpfedls.runs.record import RoundRecord, Watch, summary
+from dpfedls.runs.simulate import find_device, resume, start
 
 log = logging.getLogger("dpfedls")
 
@@ -52,7 +45,7 @@ class Run:
 
     folder: Path
     summary: dict[str, Any]  # what ``dpfedls run`` answers
-    rounds: list[RoundLog]
+    rounds: list[RoundRecord]
     diagnostics: list[dict[str, Any]]  # lines of diagnostics.jsonl, [] if none
     origins: list[Origin]  # what made it
 
@@ -101,8 +94,7 @@ def read_run(folder: Path) -> Run:
     """A finished run as its folder tells it."""
     rounds = read_rounds(folder)
     facts = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
-    seconds = [line.seconds for line in rounds if line.seconds is not None]
-    found = summary(folder, read_recipe(folder), rounds, facts, seconds)
+    found = summary(folder, read_recipe(folder), rounds, facts)
     judged = [msgspec.to_builtins(line) for line in read_diagnostics(folder)]
     return Run(folder, found, rounds, judged, read_origins(folder))
 
@@ -118,7 +110,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _outcomes(
-    jobs: list[_Job], at_once: int, watch: Callable[[_Job, RoundLog], None]
+    jobs: list[_Job], at_once: int, watch: Callable[[_Job, RoundRecord], None]
 ) -> Iterator[tuple[_Job, _Failure | None]]:
     """Each job as it ends; one at a time in this process, more in processes of their own."""
     if min(at_once, len(jobs)) < 2:
@@ -138,7 +130,7 @@ def _outcomes(
 def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
     unsigned = True
 
-    def noted(line: RoundLog) -> None:
+    def noted(line: RoundRecord) -> None:
         nonlocal unsigned
         if unsigned:  # not before the first round: a folder must be empty for a run to begin
             sign(job.folder, replace(origin(job.recipe.device), since=line.round))
@@ -148,10 +140,11 @@ def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
     try:
         if job.recipe.device == "cpu":  # threads would only wait for each other, and jobs for them
             torch.set_num_threads(1)
+        watching = [*watchers(job.recipe, job.folder), noted]
         if is_free(job.folder):
-            start(job.recipe, job.folder, noted)
+            start(job.recipe, job.folder, watching)
         else:
-            resume(job.folder, noted)
+            resume(job.folder, watching)
     except InputError as error:
         return _Failure(str(error), by_input=True)
     except Exception as error:
@@ -192,7 +185,7 @@ class _Progress:
         self.done += 1
         self._say(0.0, f"{job.name}{' FAILED' if failed else ''}")
 
-    def round(self, job: _Job, line: RoundLog) -> None:
+    def round(self, job: _Job, line: RoundRecord) -> None:
         """Say now and then how far a long run is."""
         if time.perf_counter() - self.said > 10:
             rounds = job.recipe.plan.rounds

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dpfedls.component import check_types
-from dpfedls.errors import InputError, require_positive
+from dpfedls.errors import InputError
 from dpfedls.privacy import accountants
-from dpfedls.privacy.accountants import AccountantName
+from dpfedls.privacy.accountants import AccountantName, Spent
+from dpfedls.privacy.clipping import AdaptiveClipping, Clipping, FixedClipping
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.sampling import FixedSizeSampling, Relation, Sampler
 
@@ -21,15 +22,17 @@ if TYPE_CHECKING:
 class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling, clipping, noise, rounds and δ; ε follows from them and from nothing else.
 
-    ``noise_multiplier`` is the standard deviation of the noise on the *sum* of clipped updates
-    divided by ``clip_norm``; None until chosen. ``delta`` is num_clients ** -1.1 where absent.
+    ``clip_norm`` is a number, or AdaptiveClipping. ``noise_multiplier`` is the standard deviation
+    of the noise on the *sum* divided by what one client may contribute to it: the clip norm, or
+    1.01 times that where the norm adapts; None until chosen. ``delta`` is num_clients ** -1.1 where
+    absent.
     Guarantees: frozen and checked when made, so no two numbers in it can disagree.
     """
 
     sampler: Sampler
     num_clients: int
     rounds: int
-    clip_norm: float
+    clip_norm: float | AdaptiveClipping
     noise_multiplier: float | None = None
     delta: float | None = None
 
@@ -46,10 +49,7 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             num_clients=self.num_clients,
             noise_multiplier=0.0 if self.noise_multiplier is None else self.noise_multiplier,
         )
-        require_positive("clip_norm", self.clip_norm, "it bounds what one client can contribute")
-        if self.clip_norm < 1e-12:
-            raise InputError(f"clip_norm = {self.clip_norm:g} is below what float32 can tell apart")
-        if math.isinf(self.clip_norm) and self.noise_multiplier != 0:
+        if math.isinf(self.clipping.start) and self.noise_multiplier != 0:
             raise InputError(
                 "clip_norm = inf means no clipping, so no amount of noise gives privacy; "
                 "give a finite clip_norm, or noise_multiplier=0 for plain federated averaging"
@@ -81,9 +81,15 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.sampler.relation
 
     @property
-    def sensitivity(self) -> float:
-        """How far one person can move the sum of clipped updates."""
-        return self.clip_norm * self.sampler.sensitivity_in_clip_norms
+    def clipping(self) -> Clipping:
+        """How each round's clip norm is chosen."""
+        if isinstance(self.clip_norm, AdaptiveClipping):
+            return self.clip_norm
+        return FixedClipping(norm=self.clip_norm)
+
+    def sensitivity(self, clip_norm: float) -> float:
+        """How far one person can move the sum of a round with that clip norm."""
+        return self.clipping.contribution(clip_norm) * self.sampler.sensitivity_in_clip_norms
 
     @property
     def expected_cohort(self) -> float:
@@ -95,10 +101,12 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Whether any noise is added at all."""
         return self.noise > 0
 
-    @property
-    def noise_stddev(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum."""
-        return self.noise * self.clip_norm if self.is_private else 0.0
+    def noise_stddev(self, clip_norm: float) -> float:
+        """Standard deviation of the noise on each coordinate of the sum, in a round of that norm.
+
+        It follows the norm that clipped, never the next one.
+        """
+        return self.noise * self.clipping.contribution(clip_norm) if self.is_private else 0.0
 
     @property
     def round_event(self) -> RoundEvent:
@@ -125,10 +133,17 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             one = dp_accounting.PoissonSampledDpEvent(self.sampler.rate, gaussian)
         return dp_accounting.SelfComposedDpEvent(one, self.rounds)
 
+    def spent(self, rounds: int) -> Spent:
+        """What the first ``rounds`` rounds do to privacy: everything that says an ε reads it here.
+
+        A mechanism whose rounds do not cost the same, or not one by one, answers otherwise here.
+        """
+        return [(self.round_event, rounds)]
+
     def epsilon(self, accountant: AccountantName = "pld", rounds: int | None = None) -> float:
         """ε of the whole run, or of its first ``rounds``."""
-        count = self.rounds if rounds is None else rounds
-        return accountants.epsilon([(self.round_event, count)], self.target_delta, accountant)
+        spent = self.spent(self.rounds if rounds is None else rounds)
+        return accountants.epsilon(spent, self.target_delta, accountant)
 
     def calibrated(self, epsilon: float, accountant: AccountantName = "pld") -> PrivacyPlan:
         """The same plan with the noise that spends at most ``epsilon`` over all rounds."""

@@ -7,6 +7,8 @@ import math
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
+
 from dpfedls.errors import InputError
 from dpfedls.privacy.accountants import epsilon, gaussian_mu, profile
 from dpfedls.privacy.event import RoundEvent
@@ -39,10 +41,11 @@ def statement(
             "expected_cohort": plan.expected_cohort,
             "rounds": plan.rounds,
             "rounds_paid": paid,
-            "clip_norm": plan.clip_norm,
-            "sensitivity": plan.sensitivity,
+            "clipping": msgspec.to_builtins(plan.clipping),
+            "clip_norm": plan.clipping.start,
+            "sensitivity": plan.sensitivity(plan.clipping.start),
             "noise_multiplier": plan.noise_multiplier,
-            "noise_stddev": plan.noise_stddev,
+            "noise_stddev": plan.noise_stddev(plan.clipping.start),
         },
         "enforced": _ENFORCED,
         "assumed": _ASSUMED[mode],

@@ -24,6 +24,8 @@ class Checkpoint(NamedTuple):
     round: int
     params: np.ndarray
     average: np.ndarray
+    clip_norm: float
+    memory: dict[str, np.ndarray]
     ledger_head: str
 
     def save(self, folder: Path) -> None:
@@ -31,14 +33,15 @@ class Checkpoint(NamedTuple):
         write_whole(folder / FILE, self._bytes())
 
     def _bytes(self) -> bytes:
+        tensors = {"params": self.params, "average": self.average}
+        tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
+        public = f"{self.round} {self.ledger_head} {self.clip_norm!r}"
+        seal = hashlib.sha256(public.encode())
+        for name in sorted(tensors):
+            seal.update(f"\n{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
+            seal.update(memoryview(np.ascontiguousarray(tensors[name])))
         # safetensors keeps no order among metadata keys, so what is to be sealed goes in one.
-        seal = hashlib.sha256(
-            f"{self.round} {self.ledger_head} ".encode()
-            + self.params.tobytes()
-            + self.average.tobytes()
-        )
-        metadata = {"state": f"{self.round} {self.ledger_head} {seal.hexdigest()}"}
-        return save_tensors({"params": self.params, "average": self.average}, metadata)
+        return save_tensors(tensors, {"state": f"{public} {seal.hexdigest()}"})
 
     @classmethod
     def load(cls, folder: Path) -> Checkpoint:
@@ -47,9 +50,10 @@ class Checkpoint(NamedTuple):
         raw = path.read_bytes()
         try:
             tensors = load_tensors(raw)
-            header = _metadata(raw)
-            round_, head, _ = header.split(" ")
-            found = cls(int(round_), tensors["params"], tensors["average"], head)
+            round_, head, norm, _ = _metadata(raw).split(" ")
+            params, average = tensors.pop("params"), tensors.pop("average")
+            memory = {name.removeprefix("memory."): tensor for name, tensor in tensors.items()}
+            found = cls(int(round_), params, average, float(norm), memory, head)
         except (SafetensorError, KeyError, ValueError) as error:
             raise InputError(_DAMAGED.format(path=path)) from error
         if found._bytes() != raw:

@@ -7,30 +7,26 @@ from pathlib import Path
 
 from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.folder import read_recipe, read_rounds
-from dpfedls.runs.report import charts, html_table, page
+from dpfedls.runs.record import last_metrics
+from dpfedls.runs.report import charts, html_table, page, shown
 
 
 def compare(folders: Sequence[Path], out: Path) -> None:
     """Curves and final figures of the runs, as one HTML file."""
-    accuracy, loss, rows = {}, {}, []
-    for folder in folders:
-        recipe = read_recipe(folder)
-        judged = [log for log in read_rounds(folder) if log.loss is not None]
-        if not judged:
-            continue
-        accuracy[folder.name] = [(log.round, 100 * (log.accuracy or 0.0)) for log in judged]
-        loss[folder.name] = [(log.round, log.loss or 0.0) for log in judged]
-        last = judged[-1]
+    recipes = {folder.name: read_recipe(folder) for folder in folders}
+    logs = {folder.name: read_rounds(folder) for folder in folders}
+    last = {name: last_metrics(rounds) for name, rounds in logs.items()}
+    metrics = list(dict.fromkeys(key for found in last.values() for key in found))
+    header = ["run", "task", "method", "mode", "seed", "rounds", "noise", "δ", "ε", *metrics]
+    rows = []
+    for name, rounds in logs.items():
+        recipe, spent = recipes[name], rounds[-1].epsilon if rounds else 0.0
         rows.append(
             [
-                folder.name,
-                recipe.task,
-                f"{getattr(recipe.denoiser, 'strength', 0):g}",
-                str(recipe.seed),
-                "∞" if last.epsilon is None else f"{last.epsilon:.4g}",
-                f"{100 * (last.accuracy or 0.0):.2f}",
-                f"{last.loss:.4f}",
+                *(name, recipe.task, recipe.method, recipe.mode, str(recipe.seed)),
+                *(str(len(rounds)), f"{recipe.plan.noise:.4g}", f"{recipe.plan.target_delta:.2g}"),
+                "∞" if spent is None else f"{spent:.4g}",
+                *(shown(key, last[name].get(key)) for key in metrics),
             ]
         )
-    header = ["run", "task", "strength", "seed", "ε", "accuracy (%)", "loss"]
-    write_whole(out, page("Runs compared", html_table(header, rows), charts(accuracy, loss)))
+    write_whole(out, page("Runs compared", html_table(header, rows), charts(logs)))

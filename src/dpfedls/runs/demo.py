@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import msgspec
+
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import write_whole
-from dpfedls.runs.folder import RoundLog, read_rounds
+from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import charts, html_table, page
-from dpfedls.runs.run import start
+from dpfedls.runs.simulate import start
+from dpfedls.runs.watch import describe
 
 STRENGTHS = (0.0, 1.0, 2.0, 3.0)
 
 
 def demo(folder: Path, seeds: int, watch: Callable[[str], None]) -> dict[str, Any]:
     """Train every strength with every seed; the table, and a report beside the runs."""
-    table, curves, outcome = [], {}, {}
+    table, curves, plan = [], {}, recipes.read("demo").plan
     for strength in STRENGTHS:
-        logs = []
+        results = []
         for seed in range(seeds):
             recipe = recipes.read("demo", [f"denoiser.strength={strength}", f"seed={seed}"])
-            cell = folder / f"strength-{strength:g}-seed-{seed}"
-            outcome = start(recipe, cell).summary
-            logs.append(read_rounds(cell))
-            watch(f"strength {strength:g}, seed {seed}: accuracy {100 * outcome['accuracy']:.1f} %")
-        finals = [log[-1].accuracy for log in logs]
+            results.append(start(recipe, folder / f"strength-{strength:g}-seed-{seed}"))
+            watch(f"strength {strength:g}, seed {seed}: {describe(results[-1].history[-1])}")
+        finals = [result.metrics["accuracy"] for result in results]
         table.append(
             {
                 "method": "DP-Fed" if strength == 0 else "DP-Fed-LS",
@@ -36,12 +37,13 @@ def demo(folder: Path, seeds: int, watch: Callable[[str], None]) -> dict[str, An
                 "accuracy_std": stdev(finals) if seeds > 1 else 0.0,
             }
         )
-        curves[f"strength {strength:g}"] = [_mean(logs, t) for t in range(len(logs[0]))]
+        logs = [result.history for result in results]
+        curves[f"strength {strength:g}"] = [_mean(lines) for lines in zip(*logs, strict=True)]
     report = folder / "report.html"
     result = {
         "table": table,
-        "epsilon": outcome["epsilon"],
-        "delta": outcome["delta"],
+        "epsilon": plan.epsilon(),
+        "delta": plan.delta,
         "seeds": seeds,
         "report": str(report),
     }
@@ -49,12 +51,13 @@ def demo(folder: Path, seeds: int, watch: Callable[[str], None]) -> dict[str, An
     return result
 
 
-def _mean(logs: list[list[RoundLog]], t: int) -> tuple[int, float, float]:
-    at = [log[t] for log in logs]
-    return at[0].round, mean(a.accuracy or 0.0 for a in at), mean(a.loss or 0.0 for a in at)
+def _mean(lines: Sequence[RoundRecord]) -> RoundRecord:
+    """A round of several seeds as one, with the mean of each metric."""
+    metrics = {name: mean(line.metrics[name] or 0.0 for line in lines) for name in lines[0].metrics}
+    return msgspec.structs.replace(lines[0], metrics=metrics)
 
 
-def _report(result: dict[str, Any], curves: dict[str, list[tuple[int, float, float]]]) -> bytes:
+def _report(result: dict[str, Any], curves: dict[str, list[RoundRecord]]) -> bytes:
     rows = [
         [
             row["method"],
@@ -70,10 +73,7 @@ def _report(result: dict[str, Any], curves: dict[str, list[tuple[int, float, flo
         f"itself costs ε = {result['epsilon']:.3f} at δ = {result['delta']:.2e} (user-level, pld "
         f"accountant); test accuracy over {result['seeds']} seeds.</p>",
         html_table(["method", "strength σ", "accuracy (%)", "standard deviation"], rows),
-        charts(
-            {name: [(t, 100 * a) for t, a, _ in line] for name, line in curves.items()},
-            {name: [(t, loss) for t, _, loss in line] for name, line in curves.items()},
-        ),
+        charts(curves),
         "<p>Smoothing helps where neighbouring weights are alike, as for images seen pixel by "
         "pixel. On other data it can hurt: compare <code>dpfedls run digits</code> with "
         "<code>dpfedls run digits --set denoiser.strength=0</code>.</p>",

@@ -4,123 +4,94 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 from safetensors.torch import save as save_model
 from torch import nn
 
-from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.errors import InputError
+from dpfedls.privacy.ledger import SqliteLedger
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint, write_whole
 from dpfedls.runs.jsonable import plain
 from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
 from dpfedls.runs.verify import SEALED, file_digest
-from dpfedls.parameters import Layout
-from dpfedls.privacy.ledger import Entry, MemoryLedger, SqliteLedger
-from dpfedls.privacy.statement import statement
-from dpfedls.server import Server, ServerState
+from dpfedls.server import ServerState
 
 log = logging.getLogger("dpfedls")
-
-
-class RoundLog(msgspec.Struct, frozen=True):
-    """A line of rounds.jsonl; without noise there is no finite ε, and JSON says null."""
-
-    round: int
-    epsilon: float | None
-    accuracy: float | None
-    loss: float | None
-    seconds: float | None  # not when deployed: time follows the cohort's size, which is private
-
-
 Line = TypeVar("Line")
-Watch = Callable[[RoundLog], None]
-
-
-class Outcome(NamedTuple):
-    """What a run came to, and whether the budget ended it early."""
-
-    summary: dict[str, Any]
-    exhausted: BudgetExhausted | None
 
 
 class RunFolder:
     """One run's folder, held by one process: its ledger, the last released state, its log."""
 
-    def __init__(self, folder: Path, recipe: Recipe, server: Server, model: nn.Module) -> None:
-        """``server`` says how rounds end; here it gets the ledger of this folder."""
-        self.folder, self.model = folder, model
-        self.recipe = open_folder(folder, recipe)
-        ledger, state = folder / "ledger.sqlite", folder / FILE
-        if state.is_file() and not ledger.is_file():
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.folder, self.recipe = folder, open_folder(folder, recipe)
+        ledger = folder / "ledger.sqlite"
+        if (folder / FILE).is_file() and not ledger.is_file():
             raise InputError(
                 f"{ledger} is missing although rounds were released; what was spent cannot be "
                 "known without it: restore it from a backup, or start a new run"
             )
         digest = file_digest(folder / "recipe.toml")
-        self.ledger = SqliteLedger(ledger, self.recipe.plan, self.recipe.budget, digest)
-        try:
-            self.server = replace(server, ledger=self.ledger)
-            self.state = self._last_state()
-            self.rounds = self._trimmed()
-            self._say_what_was_lost()
-        except BaseException:
-            self.ledger.close()
-            raise
-        self._clock, self._seconds = time.perf_counter(), []
+        self.ledger = SqliteLedger(ledger, recipe.plan, recipe.budget, digest)
 
-    def check_budget(self, nonce: str) -> None:
-        """Raise BudgetExhausted before anybody trains for a round that will not be paid for."""
-        event = self.recipe.plan.round_event
-        if Entry(self.state.round, event, nonce) not in self.ledger.entries:
-            self.ledger.check(event)
+    def last_state(self, start: ServerState) -> ServerState:
+        """The state of the checkpoint, or ``start`` where no round was released yet."""
+        found = self._checkpoint()
+        state = start
+        if found is not None:
+            if len(found.params) != len(start.params) or found.memory.keys() != start.memory.keys():
+                raise InputError(
+                    f"{self.folder} holds the run of another model or denoiser: its weights or its "
+                    "memory have other shapes; give the same ones, or another folder"
+                )
+            device = start.params.device
+            tensor = lambda values: torch.from_numpy(values.copy()).to(device)  # noqa: E731
+            memory = {name: tensor(values) for name, values in found.memory.items()}
+            vectors = (tensor(found.params), tensor(found.average))
+            state = ServerState(found.round, *vectors, found.clip_norm, memory)
+        self._say_what_was_lost(state.round)
+        return state
 
-    def record(
-        self, state: ServerState, accuracy: float | None = None, loss: float | None = None
-    ) -> RoundLog:
-        """Note a released round: the log's line first, then the checkpoint it will be found by."""
-        now = time.perf_counter()
-        self._seconds.append(now - self._clock)
-        self._clock = now
-        shown = self._seconds[-1] if self.recipe.mode == "simulation" else None
-        line = RoundLog(state.round, plain(self.ledger.epsilon()), accuracy, loss, shown)
+    def trimmed(self, last: int) -> list[RoundRecord]:
+        """The log up to round ``last``; what a crash left behind it will be run again."""
+        rounds = [line for line in read_rounds(self.folder) if line.round <= last]
+        lines = b"".join(msgspec.json.encode(line) + b"\n" for line in rounds)
+        write_whole(self.folder / "rounds.jsonl", lines)
+        return rounds
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Keep what made the run beside it: engine, own code, model."""
+        write_whole(self.folder / "notes.json", json.dumps(facts, indent=2).encode())
+
+    def record(self, line: RoundRecord, state: ServerState) -> None:
+        """Write a released round: the log's line first, then the checkpoint it is found by."""
         with (self.folder / "rounds.jsonl").open("ab") as lines:
             lines.write(msgspec.json.encode(line) + b"\n")
         params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
-        Checkpoint(state.round, params, average, self.ledger.head).save(self.folder)
-        self.state = state
-        self.rounds.append(line)
-        return line
+        memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
+        head = self.ledger.head
+        Checkpoint(state.round, params, average, state.clip_norm, memory, head).save(self.folder)
 
-    def seal(self) -> dict[str, Any]:
-        """Close the ledger; write model, statement and report; what ``dpfedls run`` answers."""
-        paid, head = len(self.ledger.entries), self.ledger.head
+    def seal(self, model: nn.Module, rounds: list[RoundRecord], facts: dict[str, Any]) -> None:
+        """Close the ledger; write model, statement and report."""
         self.ledger.close()
         folder, recipe = self.folder, self.recipe
-        self.server.layout.write(self.state.average, self.model)
-        tensors = {n: t.detach().cpu().contiguous() for n, t in self.model.named_parameters()}
+        tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
         write_whole(folder / "model.safetensors", save_model(tensors, {"mode": recipe.mode}))
-        facts = statement(recipe.plan, mode=recipe.mode, rounds_paid=paid, ledger_head=head)
         facts["files"] = {n: file_digest(folder / n) for n in SEALED if (folder / n).is_file()}
         write_whole(folder / "privacy.json", json.dumps(plain(facts), indent=2).encode())
-        write_report(folder, recipe, self.rounds, facts)
-        seconds = [s for s in (line.seconds for line in self.rounds) if s is not None]
-        return summary(folder, recipe, self.rounds, facts, seconds or self._seconds)
+        write_report(folder, recipe, rounds, facts)
 
-    def close(self) -> None:
-        """Give the folder free for another process, as it is."""
-        self.ledger.close()
-
-    def _last_state(self) -> ServerState:
+    def _checkpoint(self) -> Checkpoint | None:
         if not (self.folder / FILE).is_file():
-            return self.server.start(self.server.layout.read(self.model))
+            return None
         found = Checkpoint.load(self.folder)
         paid = {entry.round for entry in self.ledger.entries}
         if found.ledger_head not in self.ledger.heads or not paid >= set(range(found.round)):
@@ -129,20 +100,11 @@ class RunFolder:
                 "not know; going on would release what was never paid for: restore the ledger "
                 "that belongs to it, with its -wal file, from a backup"
             )
-        device = next(self.model.parameters()).device
-        tensors = (torch.from_numpy(a.copy()).to(device) for a in (found.params, found.average))
-        return ServerState(found.round, *tensors)
+        return found
 
-    def _trimmed(self) -> list[RoundLog]:
-        """The log up to the checkpoint; what a crash left behind it will be run again."""
-        rounds = [line for line in read_rounds(self.folder) if line.round <= self.state.round]
-        lines = b"".join(msgspec.json.encode(line) + b"\n" for line in rounds)
-        write_whole(self.folder / "rounds.jsonl", lines)
-        return rounds
-
-    def _say_what_was_lost(self) -> None:
+    def _say_what_was_lost(self, round_: int) -> None:
         """A crash between paying and checkpointing loses a release; nobody should have to guess."""
-        lost = sorted({e.round + 1 for e in self.ledger.entries if e.round >= self.state.round})
+        lost = sorted({e.round + 1 for e in self.ledger.entries if e.round >= round_})
         if lost:
             again = "at no new cost, with the same noise"
             log.warning(
@@ -150,14 +112,6 @@ class RunFolder:
                 ", ".join(map(str, lost)),
                 again if self.recipe.mode == "simulation" else "and paid again",
             )
-
-
-def server_for(recipe: Recipe, layout: Layout) -> Server:
-    """The server that a recipe asks for, with a ledger in memory until a folder lends its own."""
-    ledger = MemoryLedger(recipe.plan, recipe.budget)
-    return Server(
-        recipe.plan, recipe.denoiser, layout, ledger, recipe.server_rate, recipe.averaging
-    )
 
 
 def open_folder(folder: Path, recipe: Recipe) -> Recipe:
@@ -193,9 +147,9 @@ def read_recipe(folder: Path) -> Recipe:
     return recipes.read(str(path))
 
 
-def read_rounds(folder: Path) -> list[RoundLog]:
+def read_rounds(folder: Path) -> list[RoundRecord]:
     """The lines of rounds.jsonl."""
-    return read_lines(folder / "rounds.jsonl", RoundLog)
+    return read_lines(folder / "rounds.jsonl", RoundRecord)
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
@@ -211,30 +165,3 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
                     f"{path}, line {number} cannot be read ({error}); restore it from a backup"
                 ) from error
     return found
-
-
-def summary(
-    folder: Path,
-    recipe: Recipe,
-    rounds: list[RoundLog],
-    facts: dict[str, Any],
-    seconds: list[float],
-) -> dict[str, Any]:
-    """What ``dpfedls run`` and ``resume`` answer."""
-    judged = [line for line in rounds if line.loss is not None]
-    return {
-        "run": str(folder),
-        "task": recipe.task,
-        "rounds": len(rounds),
-        "accuracy": judged[-1].accuracy if judged else None,
-        "loss": judged[-1].loss if judged else None,
-        "epsilon": facts["epsilon"],
-        "delta": facts["delta"],
-        "accountant": facts["accountant"],
-        "noise_multiplier": recipe.plan.noise_multiplier,
-        "strength": getattr(recipe.denoiser, "strength", 0.0),
-        "seconds_per_round": sum(seconds) / len(seconds) if seconds else None,
-        "private": recipe.plan.is_private,
-        "mode": recipe.mode,
-        "seed": recipe.seed,
-    }

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import tomli_w
 from msgspec import inspect
 
-from dpfedls.denoising import AnyDenoiser, Identity
+from dpfedls.component import Component
+from dpfedls.denoising import (
+    AnyCallable,
+    AnyDenoiser,
+    Identity,
+    JamesStein,
+    LaplacianSmoothing,
+    Momentum,
+    SoftThreshold,
+    chain,
+)
 from dpfedls.errors import (
     InputError,
     require_finite,
@@ -23,6 +34,7 @@ from dpfedls.errors import (
 )
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.tasks import own
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,28 +44,44 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accountant: Literal["pld", "rdp", "closed-form"] = "pld"
 
 
+class OwnDenoiser(Component, frozen=True, tag="own"):
+    """A person's own denoiser: in TOML ``kind = "package.module:Name"`` and the settings it takes.
+
+    It stands here as data; ``built`` loads the code.
+    """
+
+    name: str
+    settings: dict[str, Any] = {}
+
+
+NamedDenoiser: TypeAlias = AnyDenoiser | OwnDenoiser
+PYTHON = "given in Python"  # the task of a run that dpfedls.train started with objects
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run, complete: the same recipe and seed give the same model."""
 
-    task: str
+    task: str  # a task of the package, or a person's own: package.module:make or ./file.py:make
     plan: PrivacyPlan
     local: LocalSGD
-    denoiser: AnyDenoiser = msgspec.field(default_factory=Identity)
+    denoiser: NamedDenoiser | list[NamedDenoiser] = msgspec.field(default_factory=Identity)
     calibrate: Calibration | None = None
     server_rate: float = 1.0
     averaging: float = 0.0
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
+    population: str | None = None  # whose budget this run shares with others
     mode: Literal["simulation", "deployed"] = "simulation"
     seed: int = 0
     device: str = "cpu"
+    engine: Literal["auto", "looped", "vmapped", "compiled"] = "auto"
     block_size: int | None = None
     evaluate_every: int = 1
-    diagnose: bool = False  # simulation only: also judge on private samples, into a file of its own
+    diagnose: bool = False  # simulation only: also evaluate on private samples, into its own file
     reproduces: str = ""
 
     def __post_init__(self) -> None:
         require_finite("server_rate", self.server_rate, "the paper uses 1")
-        require_positive("evaluate_every", self.evaluate_every, "1 judges the model every round")
+        require_positive("evaluate_every", self.evaluate_every, "1 evaluates the model every round")
         require_not_negative("seed", self.seed, "any whole number from 0 up will do")
         require_share("averaging", self.averaging, "0 is the last iterate, 1 the uniform average")
         if self.block_size is not None:
@@ -62,9 +90,22 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             require_finite("budget", self.budget, "it is the ε never to exceed")
         if self.diagnose and self.mode == "deployed":
             raise InputError(
-                "diagnose = true judges the model on people's own samples, and what leaves the "
+                "diagnose = true evaluates the model on people's own samples, and what leaves the "
                 'private side must be noisy; leave it out, or use mode = "simulation"'
             )
+
+    @property
+    def method(self) -> str:
+        """What people call it: DP-Fed, DP-Fed-LS, or the names of its denoisers."""
+        steps = self.denoiser if isinstance(self.denoiser, list) else [self.denoiser]
+        return ", then ".join(map(_method, steps)) or "DP-Fed"
+
+    @property
+    def own_code(self) -> list[str]:
+        """The names of a person's own code that this recipe runs."""
+        steps = self.denoiser if isinstance(self.denoiser, list) else [self.denoiser]
+        named = [self.task, *(step.name for step in steps if isinstance(step, OwnDenoiser))]
+        return [name for name in named if own.is_own(name)]
 
     def resolved(self) -> Recipe:
         """The recipe with its noise chosen, so that the plan stands complete in the run folder."""
@@ -91,6 +132,32 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
 
 
+def _method(step: NamedDenoiser) -> str:
+    if isinstance(step, Identity) or (isinstance(step, LaplacianSmoothing) and not step.strength):
+        return "DP-Fed"
+    if isinstance(step, LaplacianSmoothing):
+        return f"DP-Fed-LS, strength {step.strength:g}"
+    return step.name.rpartition(":")[2] if isinstance(step, OwnDenoiser) else _TITLES[type(step)]
+
+
+_TITLES = {JamesStein: "James–Stein", SoftThreshold: "soft threshold", Momentum: "momentum"}
+
+
+def built(denoiser: NamedDenoiser | list[NamedDenoiser]) -> AnyCallable:
+    """The denoiser that a recipe names, own code loaded; a list is a chain."""
+    if isinstance(denoiser, list):
+        return chain(*map(built, denoiser))
+    if not isinstance(denoiser, OwnDenoiser):
+        return denoiser
+    made = own.load(denoiser.name, "denoiser.kind")
+    if not isinstance(made, type) and not denoiser.settings:
+        return made  # a function of a release
+    try:
+        return made(**denoiser.settings)
+    except TypeError as error:
+        raise InputError(f"denoiser.kind = {denoiser.name!r} cannot be made: {error}") from error
+
+
 def names() -> list[str]:
     """The recipes that travel with the package."""
     return sorted(
@@ -99,8 +166,11 @@ def names() -> list[str]:
 
 
 def read(source: str, settings: list[str] | None = None) -> Recipe:
-    """The recipe of that name, or in that TOML file, with ``key=value`` settings laid over it."""
-    return decode(table(source), source, settings or [])
+    """The recipe of that name, or in that TOML file, with ``key=value`` settings overriding it."""
+    values = table(source)
+    if source.endswith(".toml"):
+        _name_files(values, Path(source).parent)  # ./file.py is beside the recipe that names it
+    return decode(values, source, settings or [])
 
 
 def table(source: str) -> dict[str, Any]:
@@ -125,12 +195,15 @@ def table(source: str) -> dict[str, Any]:
 def decode(values: dict[str, Any], source: str, settings: list[str]) -> Recipe:
     """A recipe from its TOML table and settings; errors name the key."""
     for setting in settings:
-        _lay_over(values, setting)
+        _override(values, setting)
         # Noise and the ε to choose it by replace each other: what is said last holds.
         if setting.startswith("plan.noise_multiplier="):
             values.pop("calibrate", None)
         elif setting.startswith("calibrate.epsilon=") and isinstance(values.get("plan"), dict):
             values["plan"].pop("noise_multiplier", None)
+    _name_files(values, Path())
+    if isinstance(values.get("denoiser"), dict | list):
+        values["denoiser"] = _each_step(values["denoiser"], _from_table)
     try:
         return msgspec.convert(values, Recipe)
     except msgspec.ValidationError as error:
@@ -140,7 +213,37 @@ def decode(values: dict[str, Any], source: str, settings: list[str]) -> Recipe:
 def encode(recipe: Recipe) -> str:
     """The recipe as TOML that ``decode`` reads back to an equal one."""
     values = msgspec.to_builtins(recipe)
+    values["denoiser"] = _each_step(values["denoiser"], _to_table)
     return tomli_w.dumps(_without_none(values))
+
+
+def _each_step(denoiser: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Change the table of every denoiser of a chain, or of the one."""
+    if isinstance(denoiser, list):
+        return [_each_step(step, change) for step in denoiser]
+    return change(denoiser) if isinstance(denoiser, dict) else denoiser
+
+
+def _from_table(step: dict[str, Any]) -> dict[str, Any]:
+    """TOML says ``kind = "package:Name"``, which no tag can match: an OwnDenoiser is made of it."""
+    kind = step.get("kind")
+    if not isinstance(kind, str) or not own.is_own(kind):
+        return step
+    return {"kind": "own", "name": kind, "settings": {k: v for k, v in step.items() if k != "kind"}}
+
+
+def _to_table(step: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": step["name"], **step["settings"]} if step["kind"] == "own" else step
+
+
+def _name_files(values: dict[str, Any], base: Path) -> None:
+    """Replace ./file.py in the names of own code by where the file is."""
+    if isinstance(values.get("task"), str) and own.is_own(values["task"]):
+        values["task"] = own.absolute(values["task"], base)
+    steps = values.get("denoiser")
+    for step in steps if isinstance(steps, list) else [steps]:
+        if isinstance(step, dict) and isinstance(step.get("kind"), str) and own.is_own(step["kind"]):
+            step["kind"] = own.absolute(step["kind"], base)
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -159,7 +262,7 @@ def _read_text(path: Path) -> str:
         raise InputError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
 
 
-def _lay_over(values: dict[str, Any], setting: str) -> None:
+def _override(values: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
     if not equals or not key:
         raise InputError(f"setting {setting!r} is not key=value; write for example plan.rounds=10")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.chart import Series, line_chart
+from dpfedls.runs.chart import line_chart
 from dpfedls.runs.checkpoint import write_whole
+from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.record import RoundRecord
 from dpfedls.privacy.statement import text
 
 
@@ -31,28 +33,46 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def charts(accuracy: Series, loss: Series) -> str:
-    """Accuracy and loss by round, side by side."""
-    return (
-        '<div class="charts">'
-        + line_chart(accuracy, "Test accuracy (%)", "round", "accuracy (%)")
-        + line_chart(loss, "Test loss", "round", "loss")
-        + "</div>"
-    )
+def charts(runs: Mapping[str, Sequence[RoundRecord]]) -> str:
+    """Every metric by round, one line per run and one chart per metric, accuracy first."""
+    names = dict.fromkeys(name for rounds in runs.values() for line in rounds for name in line.metrics)
+    drawn = [_chart(name, runs) for name in sorted(names, key=lambda name: name != "accuracy")]
+    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _NOTHING
 
 
-def write_report(folder: Path, recipe: Any, rounds: Sequence[Any], facts: dict[str, Any]) -> None:
+def _chart(name: str, runs: Mapping[str, Sequence[RoundRecord]]) -> str:
+    unit, scale = (" (%)", 100) if name == "accuracy" else ("", 1)
+    series = {
+        label: [(r.round, scale * v) for r in rounds if (v := r.metrics.get(name)) is not None]
+        for label, rounds in runs.items()
+    }
+    series = {label: points for label, points in series.items() if points}
+    return line_chart(series, f"Test {name}{unit}", "round", f"{name}{unit}")
+
+
+_NOTHING = "<p>No round was evaluated: there were no test samples, or nothing was released.</p>"
+
+
+def shown(name: str, value: float | None) -> str:
+    """A metric in a table; nothing is shown for what is not there."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4g}"
+
+
+def write_report(
+    folder: Path, recipe: Recipe, rounds: Sequence[RoundRecord], facts: dict[str, Any]
+) -> None:
     """report.html of one run."""
-    judged = [log for log in rounds if log.loss is not None]
-    name = f"strength {getattr(recipe.denoiser, 'strength', 0):g}"
-    accuracy = {name: [(log.round, 100 * log.accuracy) for log in judged]}
-    loss = {name: [(log.round, log.loss) for log in judged]}
+    code = recipe.own_code
+    own = f"<p>Own code: {escape(', '.join(code))}. It is not part of dpfedls.</p>" if code else ""
     write_whole(
         folder / "report.html",
         page(
-            f"{recipe.task}, seed {recipe.seed}",
-            charts(accuracy, loss) if judged else "<p>No round was released.</p>",
+            f"{recipe.task}, {recipe.method}, seed {recipe.seed}",
+            charts({recipe.method: rounds}),
             from_markdown(text(facts)),
+            own,
             f"<h2>Recipe</h2><pre>{escape(recipes.encode(recipe))}</pre>",
         ),
     )

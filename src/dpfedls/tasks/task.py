@@ -1,27 +1,45 @@
-"""A task: people's data, a model to train on it, and samples to judge it by."""
+"""A task: people's data, a model to train on it, and samples to evaluate it on."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpfedls.clients import ClientData
-from dpfedls.errors import unknown
+from dpfedls.errors import InputError, unknown
+from dpfedls.local_sgd import Loss, cross_entropy
+from dpfedls.metrics import Metrics, Samples, accuracy
 from dpfedls.randomness import SeededStreams
+from dpfedls.tasks import own
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what, and what the server holds itself, which is nobody's secret."""
+    """What is trained on what, and what the server holds itself, which is nobody's secret.
+
+    ``loss(outputs, targets)`` gives one number per sample; each of ``metrics`` one per sample, or
+    one for all. Without metrics a classifier is told its accuracy, and any model its mean loss.
+    """
 
     data: ClientData
     model: nn.Module
-    test: tuple[Tensor, Tensor]
-    validation: tuple[Tensor, Tensor] | None = None  # to choose settings by; not every task has it
+    test: Samples | None = None
+    validation: Samples | None = None  # to choose settings by; not every task has it
+    loss: Loss = cross_entropy
+    metrics: Metrics = field(default_factory=dict)
+    test_from: str = ""  # whose samples the test is: said in the privacy statement
+
+    def __post_init__(self) -> None:
+        if not self.metrics and self.loss is cross_entropy:
+            object.__setattr__(self, "metrics", {"accuracy": accuracy})
+        if "loss" in self.metrics:
+            raise InputError(
+                'metrics has one called "loss", which is the name of the mean loss; choose another'
+            )
 
 
 TaskMaker = Callable[[int, SeededStreams], Task]
@@ -44,11 +62,23 @@ _TASKS = {
 
 
 def make_task(name: str, num_clients: int, streams: SeededStreams) -> Task:
-    """The task of that name, its samples divided among ``num_clients`` people."""
-    if name not in _TASKS:
+    """The task of that name, its samples divided among ``num_clients`` people.
+
+    A person's own is named by ``package.module:make`` or ``./file.py:make``.
+    """
+    if own.is_own(name):
+        make: TaskMaker = own.load(name, "task")
+    elif name in _TASKS:
+        module, maker = _TASKS[name].split(":")
+        make = getattr(importlib.import_module(module), maker)
+    else:
         raise unknown("task", name, _TASKS)
     with torch.random.fork_rng(devices=[]):  # initial weights follow the run's seed, not torch's
         torch.manual_seed(streams.torch_generator("model").initial_seed())
-        module, maker = _TASKS[name].split(":")
-        make: TaskMaker = getattr(importlib.import_module(module), maker)
-        return make(num_clients, streams)
+        task = make(num_clients, streams)
+    if not isinstance(task, Task):
+        raise InputError(
+            f"task = {name!r} returned {type(task).__name__}; it must return dpfedls.Task(data, "
+            "model, test=…)"
+        )
+    return task

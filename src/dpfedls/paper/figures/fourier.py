@@ -22,11 +22,9 @@ from dpfedls.paper.style import (
     require_matplotlib,
     signed,
 )
-from dpfedls.parameters import Layout
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs.folder import server_for
-from dpfedls.runs.recipe import Recipe
-from dpfedls.simulation import federate, trainable_copy
+from dpfedls.runs.recipe import Recipe, built
+from dpfedls.runs.simulate import prepare
 from dpfedls.tasks.task import make_task
 from dpfedls.theory import effective_dimension, risk
 
@@ -94,11 +92,8 @@ def updates(recipe: Recipe, rounds: list[int], options: Options) -> dict[int, di
     """Train; what the server added to each tensor in the rounds asked for."""
     streams = SeededStreams(recipe.seed)
     task = make_task(recipe.task, recipe.plan.num_clients, streams)
-    model = trainable_copy(task.model, recipe.device)
-    server = server_for(recipe, Layout.of(model))
-    simulation = federate(
-        model, task.data, server, recipe.local, streams, block_size=recipe.block_size
-    )
+    simulation, model = prepare(recipe, task, built(recipe.denoiser))
+    server = simulation.server
     before = server.start(server.layout.read(model))
     kept = {}
     for after in simulation.run(before):
