@@ -74,8 +74,8 @@ def local_step(name: str) -> dict[str, Any]:
     simulation, state = _start(workload, made)
     steps = workload.epochs * workload.samples // workload.batch
     alone = np.array([0])
-    seconds = _seconds(lambda: simulation.local_update(state.params, alone, 0, 0)) / steps
-    features, targets = simulation.data.take(torch.arange(workload.batch))
+    seconds = _seconds(lambda: simulation.engine.update(state.params, alone, 0, 0, 1.0)) / steps
+    features, targets = simulation.engine.data.take(torch.arange(workload.batch))
     with FlopCounterMode(display=False) as counted:
         cross_entropy(made(features), targets).mean().backward()
     a, b = torch.randn(50, 784), torch.randn(784, 252)

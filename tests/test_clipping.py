@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfedls.clipping import clip, clipped_sum
+from dpfedls.clipping import Bound, clip, clipped_sum
 
 NORMS = st.floats(1e-6, 1e6)
 
@@ -82,7 +82,7 @@ def test_the_sum_is_that_of_the_clipped_rows_however_many_are_near(dim):
     """Rows taken one by one, a few at a time, or all at once; a broken one is in the middle."""
     updates = torch.randn(400 if dim < 1000 else 5, dim)
     updates[3] = torch.nan
-    found, expected = clipped_sum(updates, 0.7), clip(updates, 0.7).double().sum(dim=0)
+    found, expected = clipped_sum(updates, Bound(0.7)), clip(updates, 0.7).double().sum(dim=0)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    assert not clipped_sum(updates[:0], 0.7).any()
+    assert not clipped_sum(updates[:0], Bound(0.7)).any()

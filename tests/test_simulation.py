@@ -74,16 +74,21 @@ def test_the_block_size_changes_nothing_but_memory(kind):
         torch.testing.assert_close(other, results[0], rtol=1e-5, atol=1e-6)
 
 
+def with_update(built, update):
+    engine = dataclasses.replace(built.engine, update=update)
+    return dataclasses.replace(built, engine=engine)
+
+
 def test_no_more_clients_are_in_memory_than_a_block_holds():
     built, state = simulation(plan(sampler=PoissonSampling(rate=1.0)), block_size=3)
     seen = []
-    inner = built.local_update
+    inner = built.engine.update
 
-    def watching(params, clients, round_, key):
+    def watching(params, clients, round_, key, radius):
         seen.append(len(clients))
-        return inner(params, clients, round_, key)
+        return inner(params, clients, round_, key, radius)
 
-    dataclasses.replace(built, local_update=watching).run_round(state)
+    with_update(built, watching).run_round(state)
     assert max(seen) == 3
     assert sum(seen) == 20
 
@@ -121,7 +126,9 @@ def test_averages_divide_by_the_public_cohort_whoever_took_part():
         built, state = simulation(promised, data=ClientData.from_pairs(data))
         moves.append(built.run_round(state).params - state.params)
     built, state = simulation(promised)
-    update = built.local_update(state.params, cohort[:1], 0, built.streams.shuffling(0))[0]
+    update = built.engine.update(
+        state.params, cohort[:1], 0, built.streams.shuffling(0), promised.clip_norm
+    )[0]
     expected = dpfedls.smooth(update[:12], 1.0) / 7
     torch.testing.assert_close((moves[0] - moves[1])[:12], expected, rtol=1e-4, atol=1e-6)
 
@@ -250,7 +257,7 @@ CLIENTS = linear_clients()
         ({"clients": [(x[:, :3], y) for x, y in CLIENTS]}, "cannot be fed a sample of clients"),
         ({"model": nn.Linear(4, 3).double()}, r"use model\.float\(\)"),
         ({"model": nn.LazyLinear(3)}, "has no shape yet"),
-        ({"loss": nn.CrossEntropyLoss()}, "one loss a sample"),
+        ({"loss": nn.CrossEntropyLoss()}, "one loss per sample"),
         ({"denoiser": "laplacian"}, "cannot be called with a release"),
         ({"denoiser": LaplacianSmoothing}, "cannot be called with a release"),
         ({"denoiser": lambda release: release.value[:2]}, "it must keep the shape"),
@@ -328,14 +335,14 @@ def test_a_broken_client_counts_as_one_that_sent_nothing_or_its_share(value):
 
     def total(broken):
         built, state = simulation(promised)
-        inner = built.local_update
+        inner = built.engine.update
 
-        def update(params, clients, round_, key):
-            updates = inner(params, clients, round_, key)
+        def update(params, clients, round_, key, radius):
+            updates = inner(params, clients, round_, key, radius)
             updates[list(clients).index(5)] = broken
             return updates
 
-        moved = dataclasses.replace(built, local_update=update).run_round(state).params
+        moved = with_update(built, update).run_round(state).params
         return (moved - state.params) * 20
 
     assert float((total(value) - total(0.0)).norm()) <= 0.5 + 1e-5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from dpfedls.parameters import Updates, Vector
@@ -27,12 +29,31 @@ def clip(updates: Updates, norm: float) -> Updates:
     return (updates * roots).mul_(roots).masked_fill_(~torch.isfinite(lengths)[:, None], 0.0)
 
 
-def clipped_sum(updates: Updates, norm: float) -> Vector:
-    """The sum of the clipped rows in float64; few at a time, so that they stay in the caches."""
+@dataclass(frozen=True)
+class Bound:
+    """How far one client may move a sum: ``norm`` in the update, ``indicator`` / 2 behind it."""
+
+    norm: float
+    indicator: float = 0.0
+
+
+def clipped_sum(updates: Updates, bound: Bound) -> Vector:
+    """The sum of the clipped rows in float64; few at a time, so that they stay in the caches.
+
+    Where ``bound.indicator`` > 0 there stands one more coordinate behind the sum, indicator ·
+    Σ(1[‖u‖ < norm · (1 − 1e-3)] − ½): how many rows were inside, for adaptive clipping.
+    """
     total = updates.new_zeros(updates.shape[1], dtype=torch.float64)
+    inside = updates.new_zeros((), dtype=torch.float64)
     for rows in updates.split(max(1, _NEAR // updates.shape[1])):
-        total += clip(rows, norm).sum(dim=0, dtype=torch.float64)
+        total += clip(rows, bound.norm).sum(dim=0, dtype=torch.float64)
+        if bound.indicator > 0:
+            lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+            inside += (lengths < bound.norm * _INSIDE).double().sub(0.5).sum()
+    if bound.indicator > 0:
+        return torch.cat([total, bound.indicator * inside[None]])
     return total
 
 
+_INSIDE = 1 - 1e-3  # what was projected onto the ball lies on it, to rounding
 _NEAR = 2**17  # numbers

@@ -13,25 +13,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpfedls.checks import check_model, check_samples
 from dpfedls.clients import ClientData
-from dpfedls.clipping import clipped_sum
+from dpfedls.clipping import Bound
 from dpfedls.denoising import Denoiser, Identity
-from dpfedls.engine.choose import fastest_update
-from dpfedls.engine.ranks import ALONE, Workers
-from dpfedls.engine.threads import one_torch_thread
-from dpfedls.errors import InputError, require_positive
-from dpfedls.local_sgd import LocalSGD, LocalUpdate, Loss, cross_entropy
+from dpfedls.engine import Engine, choose
+from dpfedls.errors import InputError
+from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import RandomStreams, SeededStreams
-from dpfedls.sampling import Indices
 from dpfedls.server import Server, ServerState
 
 log = logging.getLogger("dpfedls")
@@ -40,26 +36,19 @@ Samples = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Simulation:
-    """A federation on one machine: people's data, what each does with it, and the server."""
+    """A federation on one machine: people with their data, and the server."""
 
-    data: ClientData
-    local_update: LocalUpdate
+    engine: Engine
     server: Server
     streams: RandomStreams
-    block_size: int  # how many clients train at once: bounds memory and changes nothing else
-    workers: Workers = ALONE  # who else trains a part of each cohort
 
     def run_round(self, state: ServerState) -> ServerState:
         """One round of DP-Fed-LS: sample, train, clip, sum; then noise, denoise, step."""
         plan, t = self.server.plan, state.round
         cohort = plan.sampler.sample(plan.num_clients, self.streams.sampling(t))
-        order = self.streams.shuffling(t)
-        total = torch.zeros_like(state.params, dtype=torch.float64)
-        with one_torch_thread():  # local updates bring threads of their own
-            for block in self._blocks(self.workers.share(cohort, self.data.sizes[cohort])):
-                updates = self.local_update(state.params, block, t, order)
-                total += clipped_sum(updates, plan.clip_norm)
-        total = self.workers.total(total, t)
+        total = self.engine.clipped_total(
+            state.params, cohort, t, self.streams.shuffling(t), Bound(plan.clip_norm)
+        )
         return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
 
     def run(self, state: ServerState) -> Iterator[ServerState]:
@@ -72,12 +61,6 @@ class Simulation:
                     "learning rate or server_rate"
                 )
             yield state
-
-    def _blocks(self, cohort: Indices) -> Iterator[Indices]:
-        """The cohort in blocks; clients of like size share one, so that little is padded."""
-        by_size = cohort[np.argsort(self.data.sizes[cohort], kind="stable")]
-        for start in range(0, len(by_size), self.block_size):
-            yield by_size[start : start + self.block_size]
 
 
 @dataclass(frozen=True)
@@ -177,10 +160,8 @@ def federate(
         log.warning("noise_multiplier is 0: this is federated averaging and it is NOT private")
     data = data.to(next(model.parameters()).device)
     check_samples(model, data.features, data.targets, "clients", classify=loss is cross_entropy)
-    update, at_once = fastest_update(model, loss, server.layout, data, local, plan.clip_norm)
-    block_size = at_once if block_size is None else block_size
-    require_positive("block_size", block_size, "it is how many clients train at once")
-    return Simulation(data, update, server, streams, block_size)
+    engine = choose(model, data, local, loss, block_size=block_size)
+    return Simulation(engine, server, streams)
 
 
 def find_device(name: str) -> torch.device:

@@ -7,6 +7,8 @@ seeds, ``cohorts`` in 0.1 %; the others are deterministic. Seeds are fixed.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -15,13 +17,14 @@ from torch import nn
 from dpfedls import FixedSizeSampling, Identity, InputError, PoissonSampling, PrivacyPlan
 from dpfedls import clients as clients_module
 from dpfedls import clipping as clipping_module
+from dpfedls import local_sgd as local_sgd_module
 from dpfedls import server as server_module
 from dpfedls import simulation as simulation_module
 from dpfedls.audit.cohorts import audit_cohorts
 from dpfedls.audit.gdp import audit_round
 from dpfedls.audit.neighbours import LAYOUT
 from dpfedls.audit.replay import audit_replay
-from dpfedls.local_sgd import LoopedUpdate, cross_entropy
+from dpfedls.engine import Engine, choose
 from dpfedls.parameters import Layout
 from dpfedls.privacy import epsilon
 from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
@@ -117,10 +120,8 @@ def buffers(sampler, tmp_path):
             return []
         promised, layout = plan(sampler=PoissonSampling(rate=1.0)), Layout.of(model)
         server = Server(promised, Identity(), layout, MemoryLedger(promised))
-        update = LoopedUpdate(model, cross_entropy, layout, data, local(), promised.clip_norm)
-        Simulation(data, update, server, SeededStreams(0), 7).run_round(
-            server.start(layout.read(model))
-        )
+        engine = choose(model, data, local(), engine="looped", block_size=7)
+        Simulation(engine, server, SeededStreams(0)).run_round(server.start(layout.read(model)))
         seen.append(float(model.seen))
     return [] if seen[0] == seen[1] else [f"un-noised buffer {seen[0]} or {seen[1]}"]
 
@@ -156,7 +157,7 @@ def clipping_by_layer(patch):
 def divide_by(patch, count):
     """Let the denominator be a function of the round's cohort and its rows that are not finite."""
     seen = {"cohort": 1, "broken": 0}
-    blocks, clip = Simulation._blocks, clipping_module.clip
+    blocks, clip = Engine._blocks, clipping_module.clip
 
     def watched_blocks(self, cohort):
         seen.update(cohort=len(cohort), broken=0)
@@ -167,7 +168,7 @@ def divide_by(patch, count):
         return clip(updates, norm)
 
     expected = PrivacyPlan.expected_cohort.fget
-    patch.setattr(Simulation, "_blocks", watched_blocks)
+    patch.setattr(Engine, "_blocks", watched_blocks)
     patch.setattr(clipping_module, "clip", watched_clip)
     # Only the server divides by it; the audit must go on knowing the public number.
     real = server_module.gaussian_release
@@ -195,8 +196,9 @@ def weights_from_clients(patch):
     def run_round(self, state):
         plan, t = self.server.plan, state.round
         cohort = plan.sampler.sample(plan.num_clients, self.streams.sampling(t))
-        updates = self.local_update(state.params, cohort, t, self.streams.shuffling(t))
-        weights = torch.from_numpy(self.data.sizes[cohort] / self.data.sizes.mean())
+        key, sizes = self.streams.shuffling(t), self.engine.data.sizes
+        updates = self.engine.update(state.params, cohort, t, key, plan.clip_norm)
+        weights = torch.from_numpy(sizes[cohort] / sizes.mean())
         clipped = clipping_module.clip(updates, plan.clip_norm).double()
         total = (clipped * weights[:, None]).sum(dim=0)
         return self.server.finish_round(state, total, self.streams.noise(t), self.streams.nonce(t))
@@ -211,6 +213,7 @@ def same_noise_every_round(patch):
 
 def buffers_allowed(patch):
     patch.setattr(simulation_module, "check_model", lambda model: None)
+    patch.setattr(local_sgd_module, "copy", SimpleNamespace(deepcopy=lambda model: model))
 
 
 def fixed_size_drawn_for_poisson(patch):

@@ -57,8 +57,10 @@ class WithCanaries:
     directions: Float[torch.Tensor, "canaries dim"]
     length: float
 
-    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
-        updates = self.inner(params, clients, round_, key)
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
+        updates = self.inner(params, clients, round_, key, radius)
         planted = np.flatnonzero(clients < len(self.directions))
         updates[planted] = self.directions[clients[planted]] * self.length
         return updates
@@ -97,11 +99,12 @@ def audit_canaries(
             f"got {canaries}; 100 will do, or 0 for none"
         )
     directions = random_directions(canaries, dim, seed).to(state.params)
-    update = WithCanaries(simulation.local_update, directions, _LENGTH * plan.clip_norm)
+    update = WithCanaries(simulation.engine.update, directions, _LENGTH * plan.clip_norm)
     releases = Summing(simulation.server.denoiser)
     server = replace(simulation.server, denoiser=releases)
     end = state
-    for end in replace(simulation, local_update=update, server=server).run(state):
+    engine = replace(simulation.engine, update=update)
+    for end in replace(simulation, engine=engine, server=server).run(state):
         watch(end.round)
     ways = {
         "all releases": releases.total[0],

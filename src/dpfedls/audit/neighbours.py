@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dpfedls.clients import ClientData
+from dpfedls.engine import Engine
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.privacy.ledger import MemoryLedger
@@ -122,7 +123,8 @@ class Neighbours:
         sent = update if present else -self.worst()
         ledger, recorder = MemoryLedger(plan), Recorder()
         server = RecordingServer(plan, recorder, LAYOUT, ledger)
-        simulation = Simulation(self.data, self._updates(sent), server, streams, _BLOCK)
+        engine = Engine("canary", "", self._updates(sent), self.data, _BLOCK)
+        simulation = Simulation(engine, server, streams)
         start = torch.zeros(LAYOUT.dim)
         state = simulation.run_round(ServerState(round_, start, start))
         return Recorded(server.totals[0], recorder.releases[0], state, ledger)
@@ -134,7 +136,9 @@ class Neighbours:
         return (PresentPoisson if present else AbsentPoisson)(rate=sampler.rate)
 
     def _updates(self, sent: Vector):
-        def local_update(params: Tensor, clients: Indices, round_: int, key: int) -> Updates:
+        def local_update(
+            params: Tensor, clients: Indices, round_: int, key: int, radius: float
+        ) -> Updates:
             updates = self.others[torch.from_numpy(clients)]
             updates[torch.from_numpy(clients == CANARY)] = sent
             return updates

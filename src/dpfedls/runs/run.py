@@ -57,7 +57,8 @@ def assist(workers: Workers) -> None:
     round_, *tensors = workers.tell()
     device = next(model.parameters()).device
     state = ServerState(round_, *(tensor.to(device) for tensor in tensors))
-    for _ in replace(simulation, workers=workers).run(state):
+    engine = replace(simulation.engine, ranks=workers)
+    for _ in replace(simulation, engine=engine).run(state):
         pass
 
 
@@ -75,7 +76,8 @@ def _run(recipe: Recipe, folder: Path, watch: Watch, workers: Workers) -> Outcom
     diagnostics = Diagnostics(folder, task, seeded) if recipe.diagnose else None
     workers.begin(folder)
     run = RunFolder(folder, recipe, simulation.server, model)
-    simulation = replace(simulation, server=run.server, workers=workers)
+    engine = replace(simulation.engine, ranks=workers)
+    simulation = replace(simulation, server=run.server, engine=engine)
     exhausted = None
     try:
         if diagnostics is not None:
