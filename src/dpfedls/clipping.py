@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from dpfedls.parameters import Updates, Vector
+from dpfedls.parameters import Updates
 
 # A row is scaled by the root of its factor, twice: the factor of a huge row would be subnormal and
 # lose its digits. Both products and the root round each coordinate by half a unit in the last
@@ -37,7 +39,7 @@ class Bound:
     indicator: float = 0.0
 
 
-def clipped_sum(updates: Updates, bound: Bound) -> Vector:
+def clipped_sum(updates: Updates, bound: Bound) -> Float[Tensor, "total"]:
     """The sum of the clipped rows in float64; few at a time, so that they stay in the caches.
 
     Where ``bound.indicator`` > 0 there stands one more coordinate behind the sum, indicator ·

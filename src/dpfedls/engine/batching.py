@@ -1,11 +1,11 @@
 """Layers of many clients at once, faster than vmap's own way.
 
 Inside ``client_layers``, layers called under vmap with weights of each client's own become one
-batched product each (linear, cross-entropy, the LSTM's recurrence), or kernels of ours on a GPU
-(convolution and pooling in bfloat16, for which the vendor's library has no fast path when every
-client has other weights). An embedding keeps each client to its own rows, which vmap's rule does
-not. Any other call, and any other layer, goes its usual way: results agree, only the time differs.
-No operation here adds across the first dimension, the clients.
+batched product each (linear, attention, cross-entropy, the LSTM's recurrence), or kernels of ours
+on a GPU (convolution and pooling in bfloat16, for which the vendor's library has no fast path when
+every client has other weights). An embedding keeps each client to its own rows, which vmap's rule
+does not. Any other call, and any other layer, goes its usual way: results agree, only the time
+differs. No operation here adds across the first dimension, the clients.
 """
 
 from __future__ import annotations
@@ -30,10 +30,15 @@ class client_layers(TorchFunctionMode):  # noqa: N801 - used in a with statement
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        chosen = _FASTER[func](*args, **(kwargs or {})) if func in _FASTER else None
+        kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward and not args[0].is_cuda:
+            # Asked for the weights too, it goes by products; its fused kernel has no rule for vmap.
+            outputs, weights = func(*args, **kwargs | {"need_weights": True})
+            return outputs, weights if kwargs.get("need_weights", True) else None
+        chosen = _FASTER[func](*args, **kwargs) if func in _FASTER else None
         if chosen is None:
-            return func(*args, **(kwargs or {}))
-        return _OfClients.apply(partial(func, *args, **(kwargs or {})), *chosen)
+            return func(*args, **kwargs)
+        return _OfClients.apply(partial(func, *args, **kwargs), *chosen)
 
 
 class _OfClients(torch.autograd.Function):
@@ -84,6 +89,25 @@ def _embedding(
     return embedding, input, weight, padding_idx
 
 
+def _torchs_embedding(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: Any
+) -> Chosen:
+    """Below the functional one: -1 stands for no padding."""
+    return _embedding(
+        indices, weight, None if padding_idx < 0 else padding_idx, None, 2.0, *options
+    )
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, **options: Any,
+) -> Chosen:  # fmt: skip
+    if dropout_p or not query.dim() == key.dim() == value.dim() == 4:
+        return None
+    run = partial(functional.scaled_dot_product_attention, is_causal=is_causal, **options)
+    return partial(attention, run), query, key, value, attn_mask
+
+
 def _cross_entropy(input: Tensor, target: Tensor, **options: Any) -> Chosen:  # noqa: A002
     usual = {"weight": None, "ignore_index": -100, "reduction": "none", "label_smoothing": 0.0}
     named = {key: value for key, value in options.items() if key in usual}
@@ -125,6 +149,8 @@ WIDEST = 16  # pixels of a window's side: the kernel keeps places in bytes
 _FASTER: dict[Any, Callable[..., Chosen]] = {
     functional.linear: _linear,
     functional.embedding: _embedding,
+    torch.embedding: _torchs_embedding,
+    functional.scaled_dot_product_attention: _attention,
     functional.cross_entropy: _cross_entropy,
     functional.conv2d: _conv2d,
     functional.max_pool2d: _max_pool2d,
@@ -148,6 +174,18 @@ def embedding(tokens: Tensor, weight: Tensor, padding_idx: int | None = None) ->
         padding = (tokens == padding_idx % size)[..., None]
         rows = torch.where(padding, rows.detach(), rows)
     return rows.masked_fill(~known[..., None], torch.nan)
+
+
+def attention(
+    run: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> Tensor:
+    """(n, b, heads, …): the fused operation, for which vmap has no rule, on all samples at once."""
+    if mask is not None:
+        middle = (1,) * (query.dim() - mask.dim())
+        mask = mask.view(len(mask), *middle, *mask.shape[1:])
+        mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
+    parts = (part.flatten(0, 1) for part in (query, key, value))
+    return run(*parts, attn_mask=mask).unflatten(0, query.shape[:2])
 
 
 class Linear(torch.autograd.Function):
