@@ -154,6 +154,11 @@ def frozen_backbone() -> nn.Module:
     return Net(lambda m, x: m.head(m.backbone(x)), backbone=backbone, head=nn.Linear(8, CLASSES))
 
 
+def normed() -> nn.Module:
+    """Cannot take a sample of zeros: nothing may be filled up with them."""
+    return Net(lambda m, x: m.head(x / x.norm(dim=1, keepdim=True)), head=nn.Linear(6, CLASSES))
+
+
 def from_dict() -> nn.Module:
     return Net(
         lambda m, x: m.head(m.words(x["words"]).mean(dim=1) + m.age(x["age"])),
@@ -267,6 +272,7 @@ CASES = {
     ),
     "tied weights": Case(tied, tokens(9), "vmapped"),
     "frozen backbone": Case(frozen_backbone, numbers(6), "vmapped"),
+    "normed": Case(normed, numbers(6), "vmapped"),
     "dict features": Case(from_dict, dict_features, "vmapped"),
     "tuple output": Case(
         two_heads,
