@@ -178,7 +178,8 @@ class LoopedUpdate(Update):
         trained = [named[name] for name in self.layout.names]
         for batch in rows:
             real = torch.from_numpy(batch[batch >= 0]).to(params.device)
-            self.layout.write(weights, model)
+            with torch.no_grad():
+                torch._foreach_copy_(trained, list(self.layout.split(weights).values()))
             with torch.enable_grad():
                 features, targets = self.data.take(real)
                 losses = self.loss(self._outputs(model, features), targets)
@@ -241,12 +242,13 @@ def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
 
     One row per client in each tensor; the distance runs over all tensors together.
     """
-    lengths = [
-        torch.linalg.vector_norm((w - c).reshape(len(w), -1), dim=1)
-        for w, c in zip(weights, centre, strict=True)
-    ]
-    inside = (radius / torch.stack(lengths).norm(dim=0)).clamp(max=1.0)
-    for w, c in zip(weights, centre, strict=True):
+    ways = [w - c for w, c in zip(weights, centre, strict=True)]
+    lengths = [torch.linalg.vector_norm(way.reshape(len(way), -1), dim=1) for way in ways]
+    inside = radius / torch.stack(lengths).norm(dim=0)
+    if not (inside < 1.0).any():
+        return
+    for w, c, way in zip(weights, centre, ways, strict=True):
         share = inside.view(-1, *(1,) * c.dim())
         # Not by a share of 1 - inside: of a long way nothing would be left but its rounding.
-        w.copy_(torch.where(share < 1.0, c + share * (w - c), w))
+        # Whoever is inside keeps every bit, so nobody notices where the others are.
+        w.copy_(torch.where(share < 1.0, way.mul_(share).add_(c), w))

@@ -165,7 +165,7 @@ def descend(
             descent.pull(w, c, inside, r)
         return
     for w, gradient, _, _ in parts:
-        w.mul_(keep).sub_(gradient, alpha=rate)
+        (w.mul_(keep) if keep != 1 else w).sub_(gradient, alpha=rate)
     if radius < math.inf:
         project(weights, centre, radius)
     for w, _, _, r in parts:
