@@ -64,16 +64,16 @@ def measure(name: str, precision: str, profile: bool) -> None:
             weight_decay=4e-5,
             precision=precision,  # pyright: ignore[reportArgumentType]
         )
-        return kind(model, cross_entropy, layout, data, local, clip)
+        return kind(model, cross_entropy, layout, data, local)
 
     few = everyone[:3]
-    twin = update(LoopedUpdate, 2, "float32")(params, few, 0, 1)
-    found = update(VmappedUpdate, 2, precision)(params, few, 0, 1)
+    twin = update(LoopedUpdate, 2, "float32")(params, few, 0, 1, clip)
+    found = update(VmappedUpdate, 2, precision)(params, few, 0, 1, clip)
     distance = float((found - twin).norm() / twin.norm())
     together = update(VmappedUpdate, steps, precision)
-    seconds = min(_timed(lambda: together(params, everyone, 0, 1)) for _ in range(PASSES))
+    seconds = min(_timed(lambda: together(params, everyone, 0, 1, clip)) for _ in range(PASSES))
     one = update(LoopedUpdate, steps, precision)
-    alone = _timed(lambda: one(params, everyone[:10], 0, 1)) * clients / 10
+    alone = _timed(lambda: one(params, everyone[:10], 0, 1, clip)) * clients / 10
     print(
         f"{name} {precision}: {clients} clients x {BATCH}: {1e3 * seconds / steps:.2f} ms a step, "
         f"one after another {1e3 * alone / steps:.0f} ms, "
@@ -84,7 +84,7 @@ def measure(name: str, precision: str, profile: bool) -> None:
     if profile:
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as found:
-            _timed(lambda: together(params, everyone, 0, 1))
+            _timed(lambda: together(params, everyone, 0, 1, clip))
         kernels = sorted(found.key_averages(), key=lambda k: -k.self_device_time_total)
         for kernel in kernels[:12]:
             print(f"  {kernel.self_device_time_total / 1e3 / steps:7.3f} ms  {kernel.key[:80]}")

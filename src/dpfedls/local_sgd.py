@@ -6,19 +6,19 @@ correct; the faster engines are held to its results.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
-from dpfedls.clients import ClientData
 from dpfedls.component import Component, check_types
 from dpfedls.errors import (
     InputError,
@@ -31,8 +31,21 @@ from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Float[Tensor, "samples"]]
-"""``loss(outputs, targets)`` gives one loss a sample."""
+Tree: TypeAlias = Any
+"""A tensor, or a dict, tuple or list of trees: what a model takes and returns."""
+Loss: TypeAlias = Callable[[Any, Any], Float[Tensor, "samples"]]
+"""``loss(outputs, targets)`` gives one loss per sample, of whatever the model returns."""
+
+
+@runtime_checkable
+class People(Protocol):
+    """What local updates ask of people's data: ``ClientData``, or what loads it when needed."""
+
+    @property
+    def starts(self) -> np.ndarray: ...
+    @property
+    def sizes(self) -> np.ndarray: ...
+    def take(self, rows: Tensor, padded: bool = False) -> tuple[Tree, Tree]: ...
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Float[Tensor, "samples"]:
@@ -85,7 +98,7 @@ class LocalSGD(Component, frozen=True, tag=False):
 
 
 def schedule(
-    local: LocalSGD, data: ClientData, clients: Indices, key: int
+    local: LocalSGD, data: People, clients: Indices, key: int
 ) -> tuple[Indices, list[Int64[np.ndarray, "group steps batch"]]]:
     """Which rows of the data each client sees in each step.
 
@@ -113,67 +126,106 @@ def schedule(
 
 @runtime_checkable
 class LocalUpdate(Protocol):
-    """Train each client of a block from ``params``; one row of updates a client."""
+    """Train each client of a block from ``params``; one row of updates per client.
 
-    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates: ...
+    ``radius`` is this round's clip norm, around which "step" projects; "final" ignores it.
+    """
+
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates: ...
 
 
 @dataclass(frozen=True)
 class Update:
-    """The parts of every engine's local update."""
+    """The parts of a local update."""
 
     model: nn.Module
     loss: Loss
     layout: Layout
-    data: ClientData
+    data: People
     local: LocalSGD
-    clip_norm: float
 
-    def _losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """One loss a sample, of one client."""
-        tensors = {**self._frozen, **tensors}
-        return self.loss(self._computed(lambda x: functional_call(self.model, tensors, (x,)), x), y)
-
-    def _computed(self, model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """The model's outputs, computed in the precision asked for; what follows is in full."""
+    def _outputs(self, run: Callable[[Tree], Tree], features: Tree) -> Tree:
+        """What ``run`` makes of the features, in the precision asked for; given in float32."""
         with computing_in(self.local.dtype):
-            return model(x.to(self.local.dtype) if x.is_floating_point() else x).float()
-
-    @cached_property
-    def _frozen(self) -> dict[str, Tensor]:
-        """Parameters that do not train, in the precision of those that do."""
-        parameters = self.model.named_parameters()
-        return {n: p.to(self.local.dtype) for n, p in parameters if not p.requires_grad}
+            return to_precision(run(to_precision(features, self.local.dtype)), torch.float32)
 
 
 class LoopedUpdate(Update):
-    """One client after another, one real batch after another: no padding, no masks."""
+    """One client after another, one real batch after another: no padding, no masks, no vmap.
 
-    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+    Each client trains a copy of the model, so that nothing a model keeps to itself (a buffer, a
+    counter) passes from one client to the next or leaves without noise.
+    """
+
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
         order, groups = schedule(self.local, self.data, clients, key)
+        radius = radius if self.local.projection == "step" else math.inf
         updates = torch.zeros(len(clients), self.layout.dim, device=params.device)
         for place, rows in zip(order, (rows for group in groups for rows in group), strict=True):
-            updates[place] = self._train(params, rows, self.local.rate(round_)) - params
+            if rows.size:
+                updates[place] = self._train(params, rows, self.local.rate(round_), radius) - params
         return updates
 
-    def _train(self, params: Vector, rows: Int64[np.ndarray, "steps batch"], rate: float) -> Vector:
-        weights = params.clone()
+    def _train(
+        self, params: Vector, rows: Int64[np.ndarray, "steps batch"], rate: float, radius: float
+    ) -> Vector:
+        weights, model = params.clone(), copy.deepcopy(self.model).to(self.local.dtype)
+        named = dict(model.named_parameters())
+        trained = [named[name] for name in self.layout.names]
         for batch in rows:
             real = torch.from_numpy(batch[batch >= 0]).to(params.device)
-            features, targets = self.data.take(real)
+            with torch.no_grad():
+                torch._foreach_copy_(trained, list(self.layout.split(weights).values()))
             with torch.enable_grad():
-                leaf = weights.to(self.local.dtype, copy=True).requires_grad_()
-                losses = self._losses(self.layout.split(leaf), features, targets)
-                (gradient,) = torch.autograd.grad(losses.mean(), leaf)
-            weights = weights - rate * (gradient.float() + self.local.weight_decay * weights)
-            if self.local.projection == "step":
-                project([weights[None]], [params], self.clip_norm)
+                features, targets = self.data.take(real)
+                losses = self.loss(self._outputs(model, features), targets)
+                require_one_loss_per_sample(losses, len(real))
+                gradients = torch.autograd.grad(losses.mean(), trained, materialize_grads=True)
+            gradient = torch.cat([g.to_dense().float().reshape(-1) for g in gradients])
+            weights = weights - rate * (gradient + self.local.weight_decay * weights)
+            if radius < math.inf:
+                project([weights[None]], [params], radius)
         return weights
+
+
+def require_one_loss_per_sample(losses: Any, samples: int) -> None:
+    """Refuse what does not say each sample's loss, and say how to get there."""
+    if not isinstance(losses, Tensor):
+        raise InputError(
+            f"loss gave a {type(losses).__name__}; training needs a tensor with one loss per "
+            "sample: let loss(outputs, targets) pick what it needs from the model's outputs"
+        )
+    shape = tuple(losses.shape)
+    if shape == (samples,):
+        return
+    if not shape:
+        remedy = "use reduction='none'"
+    elif shape == (samples, 1):
+        remedy = "squeeze it: loss(outputs, targets).squeeze(-1)"
+    elif shape[0] == samples:
+        remedy = "average over the other dimensions: loss(outputs, targets).flatten(1).mean(1)"
+    else:
+        remedy = f"its first and only dimension must be the {samples} samples"
+    raise InputError(
+        f"loss gave a tensor of shape {shape} for a batch of {samples}; it must give one loss per "
+        f"sample, since what fills up a short batch must not count: {remedy}"
+    )
+
+
+def to_precision(tree: Tree, dtype: torch.dtype) -> Tree:
+    """All fractions of the tree in that precision; whole numbers stay as they are."""
+    if not isinstance(tree, Tensor):
+        return tree_map_only(Tensor, lambda t: to_precision(t, dtype), tree)
+    return tree.to(dtype) if tree.is_floating_point() else tree
 
 
 @contextmanager
 def computing_in(dtype: torch.dtype) -> Iterator[None]:
-    """What torch makes of whole numbers that become fractions, and of new tensors."""
+    """Torch's default for new tensors, and for whole numbers that become fractions."""
     before = torch.get_default_dtype()
     if dtype == before:  # the usual case, and the only one that several threads may share
         yield
@@ -188,14 +240,15 @@ def computing_in(dtype: torch.dtype) -> Iterator[None]:
 def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
     """Move each client's weights, in place, to the nearest point of the ball around the centre.
 
-    One row a client in each tensor; the distance runs over all tensors together.
+    One row per client in each tensor; the distance runs over all tensors together.
     """
-    lengths = [
-        torch.linalg.vector_norm((w - c).reshape(len(w), -1), dim=1)
-        for w, c in zip(weights, centre, strict=True)
-    ]
-    inside = (radius / torch.stack(lengths).norm(dim=0)).clamp(max=1.0)
-    for w, c in zip(weights, centre, strict=True):
+    ways = [w - c for w, c in zip(weights, centre, strict=True)]
+    lengths = [torch.linalg.vector_norm(way.reshape(len(way), -1), dim=1) for way in ways]
+    inside = radius / torch.stack(lengths).norm(dim=0)
+    if not (inside < 1.0).any():
+        return
+    for w, c, way in zip(weights, centre, ways, strict=True):
         share = inside.view(-1, *(1,) * c.dim())
         # Not by a share of 1 - inside: of a long way nothing would be left but its rounding.
-        w.copy_(torch.where(share < 1.0, c + share * (w - c), w))
+        # Whoever is inside keeps every bit, so nobody notices where the others are.
+        w.copy_(torch.where(share < 1.0, way.mul_(share).add_(c), w))

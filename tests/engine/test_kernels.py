@@ -92,8 +92,8 @@ def test_clients_at_once_equal_one_after_another(named, precision, room):
     local = LocalSGD(steps=2, batch_size=6, learning_rate=0.1, precision=precision)
     exact = LocalSGD(steps=2, batch_size=6, learning_rate=0.1)
     params = layout.read(model)
-    made = VmappedUpdate(model, cross_entropy, layout, data, local, 0.7)(params, np.arange(4), 0, 1)
-    twin = LoopedUpdate(model, cross_entropy, layout, data, exact, 0.7)(params, np.arange(4), 0, 1)
+    made = VmappedUpdate(model, cross_entropy, layout, data, local)(params, np.arange(4), 0, 1, 0.7)
+    twin = LoopedUpdate(model, cross_entropy, layout, data, exact)(params, np.arange(4), 0, 1, 0.7)
     assert _distance(made, twin) < room
 
 

@@ -68,7 +68,8 @@ def test_the_parts_of_a_round_add_up_to_the_whole():
         server = Server(promised, lambda r: r.value, Layout.of(model), MemoryLedger(promised))
         data = ClientData.from_pairs(pairs)
         built = federate(model, data, server, local(), SeededStreams(0), block_size=4)
-        built = dataclasses.replace(built, workers=workers)
+        engine = dataclasses.replace(built.engine, ranks=workers)
+        built = dataclasses.replace(built, engine=engine)
         built.run_round(server.start(server.layout.read(model)))
         sums.append(workers.sum)
     whole, *parts = sums

@@ -23,7 +23,7 @@ def update() -> VmappedUpdate:
     sizes = np.array([4, 9, 1, 7, 7, 2, 12])
     data = ClientData(torch.randn(42, 6), torch.randint(3, (42,)), np.cumsum(sizes) - sizes, sizes)
     local = LocalSGD(epochs=2, batch_size=3, learning_rate=0.5)
-    return VmappedUpdate(model, cross_entropy, Layout.of(model), data, local, 0.4)
+    return VmappedUpdate(model, cross_entropy, Layout.of(model), data, local)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 9])
@@ -31,8 +31,8 @@ def test_threads_change_nothing_but_time(update, threads, monkeypatch):
     monkeypatch.setattr(vmapped, "_A_THREADS_WORTH", 1)
     params, clients = update.layout.read(update.model), np.array([5, 0, 3, 4, 6, 1])
     before = torch.get_num_threads()
-    found = ThreadedUpdate(update, threads)(params, clients, 0, 7)
-    torch.testing.assert_close(found, update(params, clients, 0, 7), atol=1e-6, rtol=0)
+    found = ThreadedUpdate(update, threads)(params, clients, 0, 7, 0.4)
+    torch.testing.assert_close(found, update(params, clients, 0, 7, 0.4), atol=1e-6, rtol=0)
     assert torch.get_num_threads() == before
 
 
@@ -40,7 +40,7 @@ def test_little_work_stays_in_one_thread(update):
     params, clients = update.layout.read(update.model), np.arange(7)
     threaded = ThreadedUpdate(update, 4)
     threaded.updates[1:] = [None] * 3  # nobody else is asked
-    assert torch.equal(threaded(params, clients, 0, 7), update(params, clients, 0, 7))
+    assert torch.equal(threaded(params, clients, 0, 7, 0.4), update(params, clients, 0, 7, 0.4))
 
 
 def test_a_simulation_on_two_threads_is_the_same_simulation(monkeypatch):

@@ -5,9 +5,9 @@ import torch
 
 import dpfedls
 from dpfedls import InputError
+from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.catalogue import catalogue
-from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.synthetic import make
 
 NAMES = recipes.names()

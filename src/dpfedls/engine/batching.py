@@ -1,22 +1,26 @@
 """Layers of many clients at once, faster than vmap's own way.
 
 Inside ``client_layers``, layers called under vmap with weights of each client's own become one
-batched product each (linear, cross-entropy, the LSTM's recurrence), or kernels of ours on a GPU
-(convolution and pooling in bfloat16, for which the vendor's library has no fast path when every
-client has other weights). Any other call, and any other layer, goes its usual way: results agree,
-only the time differs. No operation here adds across the first dimension, the clients.
+batched product each (linear, attention, cross-entropy, the LSTM's recurrence), or kernels of ours
+on a GPU (convolution and pooling in bfloat16, for which the vendor's library has no fast path when
+every client has other weights). An embedding keeps each client to its own rows, which vmap's rule
+does not. Any other call, and any other layer, goes its usual way: results agree, only the time
+differs. No operation here adds across the first dimension, the clients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from dpfedls.engine.layers import plain_padding, plain_window
 from dpfedls.engine.recurrence import Recurrence, recurrence
 
 
@@ -26,10 +30,15 @@ class client_layers(TorchFunctionMode):  # noqa: N801 - used in a with statement
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        chosen = _FASTER[func](*args, **(kwargs or {})) if func in _FASTER else None
+        kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward and not args[0].is_cuda:
+            # Asked for the weights too, it goes by products; its fused kernel has no rule for vmap.
+            outputs, weights = func(*args, **kwargs | {"need_weights": True})
+            return outputs, weights if kwargs.get("need_weights", True) else None
+        chosen = _FASTER[func](*args, **kwargs) if func in _FASTER else None
         if chosen is None:
-            return func(*args, **(kwargs or {}))
-        return _OfClients.apply(partial(func, *args, **(kwargs or {})), *chosen)
+            return func(*args, **kwargs)
+        return _OfClients.apply(partial(func, *args, **kwargs), *chosen)
 
 
 class _OfClients(torch.autograd.Function):
@@ -54,52 +63,76 @@ class _OfClients(torch.autograd.Function):
             else part.movedim(dim, 0)
             for part, dim in zip(parts, in_dims[2:], strict=True)
         ]
-        return many.apply(*led), 0
+        return many(*led), 0
 
 
-# What to do instead of a function, given its arguments: an operation and its inputs, or None.
+Chosen: TypeAlias = tuple[Callable[..., Any], *tuple[Any, ...]] | None
+"""What to do instead of a function, given its arguments: an operation and its inputs, or None."""
 
 
 # Their parameters have torch's names, since they may be given by name.
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
-    return (Linear, input, weight, bias) if weight.dim() == 2 else None
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Chosen:  # noqa: A002
+    own = weight.dim() == 2 and of_each_client(weight)
+    return (Linear.apply, input, weight, bias) if own else None
 
 
-def _cross_entropy(input: Tensor, target: Tensor, **options: Any) -> Any:  # noqa: A002
+def _embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,  # noqa: A002
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Chosen:  # fmt: skip
+    if not of_each_client(weight):
+        return None
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        raise NotImplementedError("an embedding with max_norm, scale_grad_by_freq or sparse")
+    return embedding, input, weight, padding_idx
+
+
+def _torchs_embedding(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: Any
+) -> Chosen:
+    """Below the functional one: -1 stands for no padding."""
+    return _embedding(
+        indices, weight, None if padding_idx < 0 else padding_idx, None, 2.0, *options
+    )
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, **options: Any,
+) -> Chosen:  # fmt: skip
+    if dropout_p or not query.dim() == key.dim() == value.dim() == 4:
+        return None
+    run = partial(functional.scaled_dot_product_attention, is_causal=is_causal, **options)
+    return partial(attention, run), query, key, value, attn_mask
+
+
+def _cross_entropy(input: Tensor, target: Tensor, **options: Any) -> Chosen:  # noqa: A002
     usual = {"weight": None, "ignore_index": -100, "reduction": "none", "label_smoothing": 0.0}
     named = {key: value for key, value in options.items() if key in usual}
     if named == usual and input.dim() == 2 and not target.is_floating_point():
-        return CrossEntropy, input, target
+        return CrossEntropy.apply, input, target
     return None
 
 
 def _conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,  # noqa: A002
     padding: Any = 0, dilation: Any = 1, groups: int = 1,
-) -> Any:  # fmt: skip
-    plain = groups == 1 and stride in (1, (1, 1)) and dilation in (1, (1, 1))
-    if plain and isinstance(padding, tuple) and on_tensor_cores(input):
-        return Convolution, input, weight, bias, padding
-    return None
+) -> Chosen:  # fmt: skip
+    plain = plain_padding(weight.shape, stride, padding, dilation, groups)
+    if plain is None or not on_tensor_cores(input) or not of_each_client(weight):
+        return None
+    return Convolution.apply, input, weight, bias, plain
 
 
-def _max_pool2d(input: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Any:  # noqa: A002
-    usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    if usual | options == usual and tiles(input, kernel_size, stride) and on_tensor_cores(input):
-        return MaxPool, input, kernel_size
-    return None
+def _max_pool2d(input: Tensor, *options: Any, **named: Any) -> Chosen:  # noqa: A002
+    side = plain_window(input.shape, *options, **named) if on_tensor_cores(input) else None
+    return None if side is None or side > WIDEST else (MaxPool.apply, input, side)
 
 
-def _recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Any:
-    return Recurrence, driven, weight, bias
-
-
-def tiles(images: Tensor, size: Any, stride: Any) -> bool:
-    """Whether windows of this size lie side by side and cover the images exactly."""
-    alike = isinstance(size, int) and size <= 16 and stride in (None, size)  # places are bytes
-    return alike and images.shape[-1] % size == 0 == images.shape[-2] % size
+def _recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Chosen:
+    return Recurrence.apply, driven, weight, bias
 
 
 def on_tensor_cores(tensor: Tensor) -> bool:
@@ -107,13 +140,52 @@ def on_tensor_cores(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype == torch.bfloat16
 
 
-_FASTER = {
+def of_each_client(tensor: Tensor) -> bool:
+    """Whether each client has its own: a frozen tensor is everybody's, and vmap shares its work."""
+    return is_batchedtensor(tensor)
+
+
+WIDEST = 16  # pixels of a window's side: the kernel keeps places in bytes
+_FASTER: dict[Any, Callable[..., Chosen]] = {
     functional.linear: _linear,
+    functional.embedding: _embedding,
+    torch.embedding: _torchs_embedding,
+    functional.scaled_dot_product_attention: _attention,
     functional.cross_entropy: _cross_entropy,
     functional.conv2d: _conv2d,
     functional.max_pool2d: _max_pool2d,
     recurrence: _recurrence,
 }
+
+
+def embedding(tokens: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """(n, …) tokens and (n, v, d) rows to (n, …, d), NaN where there is no such row.
+
+    vmap's own rule numbers the rows of all clients through and checks only the last number, so a
+    token beyond the vocabulary would read, and train, the rows of the next client. NaN spoils the
+    update of whoever has such a token, which clipping counts as zero, and nobody else's.
+    """
+    clients, size, _ = weight.shape
+    known = (tokens >= 0) & (tokens < size)
+    first = size * torch.arange(clients, device=tokens.device)
+    places = torch.where(known, tokens, 0) + first.view(-1, *(1,) * (tokens.dim() - 1))
+    rows = functional.embedding(places, weight.flatten(0, 1))
+    if padding_idx is not None:  # its row is not trained
+        padding = (tokens == padding_idx % size)[..., None]
+        rows = torch.where(padding, rows.detach(), rows)
+    return rows.masked_fill(~known[..., None], torch.nan)
+
+
+def attention(
+    run: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> Tensor:
+    """(n, b, heads, …): the fused operation, for which vmap has no rule, on all samples at once."""
+    if mask is not None:
+        middle = (1,) * (query.dim() - mask.dim())
+        mask = mask.view(len(mask), *middle, *mask.shape[1:])
+        mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
+    parts = (part.flatten(0, 1) for part in (query, key, value))
+    return run(*parts, attn_mask=mask).unflatten(0, query.shape[:2])
 
 
 class Linear(torch.autograd.Function):

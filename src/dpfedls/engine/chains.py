@@ -15,7 +15,20 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from dpfedls.engine.batching import Convolution, Linear, MaxPool, on_tensor_cores, tiles
+from dpfedls.engine.batching import (
+    WIDEST,
+    Convolution,
+    Linear,
+    MaxPool,
+    embedding,
+    on_tensor_cores,
+)
+from dpfedls.engine.layers import (
+    convolution_options,
+    plain_padding,
+    plain_window,
+    pool_options,
+)
 from dpfedls.parameters import Layout
 
 Chain: TypeAlias = Callable[[Mapping[str, Tensor], Tensor], Tensor]
@@ -92,9 +105,11 @@ def _hooked(layer: nn.Module) -> bool:
 def _plain(layer: nn.Module) -> bool:
     """Whether a layer's options are those that the functions below heed."""
     if isinstance(layer, nn.Conv2d):
-        return layer.padding_mode == "zeros" and layer.groups == 1
+        return layer.padding_mode == "zeros"
     if isinstance(layer, nn.MaxPool2d):
         return not layer.return_indices
+    if isinstance(layer, nn.Embedding):
+        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
     return not isinstance(layer, nn.Flatten) or (layer.start_dim, layer.end_dim) == (1, -1)
 
 
@@ -107,31 +122,59 @@ def _linear(layer: nn.Linear, values: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def _conv2d(layer: nn.Conv2d, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    plain = (*layer.stride, *layer.dilation) == (1, 1, 1, 1) and isinstance(layer.padding, tuple)
-    if plain and on_tensor_cores(values):
-        return Convolution.apply(values, weight, bias, layer.padding)  # pyright: ignore[reportReturnType]
+    padding = plain_padding(weight.shape, *convolution_options(layer))
+    if padding is not None and on_tensor_cores(values):
+        return Convolution.apply(values, weight, bias, padding)  # pyright: ignore[reportReturnType]
     # One client after another: each convolution is large enough, and none is turned round first.
-    options = (layer.stride, layer.padding, layer.dilation)
+    options = (layer.stride, layer.padding, layer.dilation, layer.groups)
     biases = [None] * len(weight) if bias is None else bias.unbind()
     parts = zip(values.unbind(), weight.unbind(), biases, strict=True)
     return torch.stack([nn.functional.conv2d(x, w, b, *options) for x, w, b in parts])  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def _max_pool2d(layer: nn.MaxPool2d, values: Tensor, *_: Tensor | None) -> Tensor:
-    usual = (layer.padding, layer.dilation, layer.ceil_mode) == (0, 1, False)
-    if usual and tiles(values, layer.kernel_size, layer.stride) and on_tensor_cores(values):
-        return MaxPool.apply(values, layer.kernel_size)  # pyright: ignore[reportReturnType]
+    side = plain_window(values.shape, *pool_options(layer)) if on_tensor_cores(values) else None
+    if side is not None and side <= WIDEST:
+        return MaxPool.apply(values, side)  # pyright: ignore[reportReturnType]
+    return _per_sample(layer, values)
+
+
+def _per_sample(layer: nn.Module, values: Tensor, *_: Tensor | None) -> Tensor:
+    """A layer without weights that expects one dimension of samples, here of all clients."""
     return layer(values.flatten(0, 1)).unflatten(0, values.shape[:2])
+
+
+def _layer_norm(
+    layer: nn.LayerNorm, values: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    values = nn.functional.layer_norm(values, layer.normalized_shape, eps=layer.eps)
+    for scale, apply in ((weight, torch.mul), (bias, torch.add)):
+        if scale is not None:
+            middle = (1,) * (values.dim() - scale.dim())
+            values = apply(values, scale.view(len(scale), *middle, *layer.normalized_shape))
+    return values
+
+
+def _embedding(layer: nn.Embedding, values: Tensor, weight: Tensor, _: None) -> Tensor:
+    return embedding(values, weight, layer.padding_idx)
 
 
 def _flatten(layer: nn.Flatten, values: Tensor, *_: Tensor | None) -> Tensor:
     return values.flatten(2)
 
 
-_POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
+_POINTWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Tanh, nn.Hardtanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardsigmoid, nn.Hardswish,
+    nn.Softplus, nn.Softsign, nn.Identity,
+)  # fmt: skip
 _LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,
     nn.MaxPool2d: _max_pool2d,
+    nn.AvgPool2d: _per_sample,
+    nn.AdaptiveAvgPool2d: _per_sample,
     nn.Flatten: _flatten,
+    nn.LayerNorm: _layer_norm,
+    nn.Embedding: _embedding,
 }

@@ -15,28 +15,37 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
 from dpfedls.engine.batching import CrossEntropy, client_layers
 from dpfedls.engine.chains import Chain, chain_of
 from dpfedls.engine.threads import one_torch_thread
-from dpfedls.errors import InputError
-from dpfedls.local_sgd import Update, cross_entropy, project, schedule
+from dpfedls.local_sgd import (
+    Tree,
+    Update,
+    cross_entropy,
+    project,
+    require_one_loss_per_sample,
+    schedule,
+    to_precision,
+)
 from dpfedls.parameters import Updates, Vector
 from dpfedls.sampling import Indices
 
 
 class VmappedUpdate(Update):
-    """All clients of the block at once: one batched operation where the twin has one a client."""
+    """All clients of the block at once: one batched operation where the twin has one per client."""
 
-    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
         order, groups = schedule(self.local, self.data, clients, key)
         rows = [torch.from_numpy(group).to(params.device) for group in groups]
         short = [[bool((g < 0).any()) for g in group.swapaxes(0, 1)] for group in groups]
         centre = list(self.layout.split(params).values())
         weights = [c.expand(len(clients), *c.shape).clone() for c in centre]
         rounded = [w.to(self.local.dtype) for w in weights]  # what the model computes with
-        radius = self.clip_norm if self.local.projection == "step" else math.inf
+        radius = radius if self.local.projection == "step" else math.inf
         for s in range(max((r.shape[1] for r in rows), default=0)):
             # Who has finished rests at the front, and is neither computed nor rounded again.
             batch = torch.cat([r[:, s] for r in rows if s < r.shape[1]])
@@ -61,11 +70,7 @@ class VmappedUpdate(Update):
             tensors = dict(zip(self.layout.names, leaves, strict=True))
             losses = self._all_losses(tensors, features, targets)
             if losses.shape != batch.shape:
-                raise InputError(
-                    f"loss gave a tensor of shape {tuple(losses.shape[1:])} for a batch of "
-                    f"{batch.shape[1]}; it must give one loss a sample, or clients would mix: "
-                    "use reduction='none'"
-                )
+                require_one_loss_per_sample(losses[0], batch.shape[1])
             # Clients are independent, so the gradient of the sum of their means holds each one's.
             shares = torch.full_like(losses, 1 / batch.shape[1])
             if padded:
@@ -73,14 +78,31 @@ class VmappedUpdate(Update):
                 shares = real / real.sum(dim=1, keepdim=True)
             return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
 
-    def _all_losses(self, tensors: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Of all clients; by vmap, unless all of it is known to have a shorter way."""
+    def _all_losses(self, tensors: dict[str, Tensor], features: Tree, targets: Tree) -> Tensor:
+        """Of all clients; by vmap, unless part of it is known to have a shorter way."""
         chain = self._chain
-        if chain is None or self.loss is not cross_entropy:
+        if chain is None:
             with client_layers():
-                return vmap(self._losses)(tensors, x, y)
-        outputs = self._computed(lambda x: chain(tensors, x), x)
-        return CrossEntropy.apply(outputs, y)  # pyright: ignore[reportReturnType]
+                return vmap(self._one_client)(tensors, features, targets)
+        outputs = self._outputs(lambda values: chain(tensors, values), features)
+        if self.loss is cross_entropy and outputs.dim() == 3 and not targets.is_floating_point():
+            return CrossEntropy.apply(outputs, targets)  # pyright: ignore[reportReturnType]
+        with client_layers():
+            return vmap(self.loss)(outputs, targets)
+
+    def _one_client(self, tensors: dict[str, Tensor], features: Tree, targets: Tree) -> Tensor:
+        every = {**self.constants, **tensors}
+        outputs = self._outputs(lambda x: functional_call(self.model, every, (x,)), features)
+        return self.loss(outputs, targets)
+
+    @cached_property
+    def constants(self) -> dict[str, Tensor]:
+        """Frozen parameters and buffers, as copies in the model's precision: the same for all."""
+        frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
+        named = frozen | dict(self.model.named_buffers())
+        return {
+            name: to_precision(t.detach().clone(), self.local.dtype) for name, t in named.items()
+        }
 
     @cached_property
     def _chain(self) -> Chain | None:
@@ -100,14 +122,18 @@ class ThreadedUpdate:
         self.updates = [replace(update, model=model) for model in copies]
         self.pool = ThreadPoolExecutor(threads)
 
-    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
         enough = len(clients) * len(params) // _A_THREADS_WORTH
         count = max(1, min(len(self.updates), len(clients), enough))
         parts = [clients[k::count] for k in range(count)]  # sizes lie in order, so parts are alike
         updates = params.new_empty(len(clients), len(params))
         with one_torch_thread():
             made = self.pool.map(
-                lambda update, part: update(params, part, round_, key), self.updates[:count], parts
+                lambda update, part: update(params, part, round_, key, radius),
+                self.updates[:count],
+                parts,
             )
             for k, part in enumerate(made):
                 updates[k::count] = part
@@ -139,7 +165,7 @@ def descend(
             descent.pull(w, c, inside, r)
         return
     for w, gradient, _, _ in parts:
-        w.mul_(keep).sub_(gradient, alpha=rate)
+        (w.mul_(keep) if keep != 1 else w).sub_(gradient, alpha=rate)
     if radius < math.inf:
         project(weights, centre, radius)
     for w, _, _, r in parts:

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from dpfedls.checks import check_model, check_samples
 from dpfedls.clients import ClientData
-from dpfedls.clipping import Bound, clipped_sum
+from dpfedls.clipping import Bound
 from dpfedls.engine import Engine, choose
 from dpfedls.errors import InputError
 from dpfedls.flower.replies import make_census, make_reply, unpack
-from dpfedls.local_sgd import Loss, cross_entropy
+from dpfedls.local_sgd import LocalUpdate, Loss, cross_entropy
 from dpfedls.metrics import accuracy, evaluate
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.runs.recipe import Recipe
@@ -106,12 +106,7 @@ class Node:
         if people and not fit:  # no different from a sum of zero, but somebody hears of it
             raise InputError("nobody asked for can be trained here; the lines above say why")
         people = np.array(fit, dtype=np.int64)
-        total = torch.zeros(
-            self.layout.dim + (bound.indicator > 0), dtype=torch.float64, device=params.device
-        )
-        for block in self._blocks(people):
-            updates = self._updates(params, block, round_, key, bound.norm)
-            total += clipped_sum(updates, bound)
+        total = self._engine.clipped_total(params, people, round_, key, bound)
         # One person's update is float32 and travels as such; a sum keeps its precision, so that
         # rounding cannot make one person count for more than the clip norm.
         return make_reply(total.float() if len(people) == 1 else total, self.layout, round_)
@@ -127,42 +122,12 @@ class Node:
     def _params(self, asked: RecordDict) -> Vector:
         return unpack(asked.get("model"), self.layout).float().to(self.recipe.device)
 
-    def _blocks(self, people: Indices) -> Iterator[Indices]:
-        """As in the simulation: people of like size share a block, so that little is padded."""
-        size = self._engine.block_size
-        by_size = people[np.argsort(self.data.sizes[people], kind="stable")]
-        for start in range(0, len(by_size), size):
-            yield by_size[start : start + size]
-
-    def _updates(
-        self, params: Vector, block: Indices, round_: int, key: int, radius: float
-    ) -> Updates:
-        """One row a person. Whoever's samples cannot be trained on gets zeros, alone.
-
-        One person's data must never decide whether another's counts: that would let one move the
-        sum by more than the clip norm.
-        """
-        try:
-            return self._engine.update(params, block, round_, key, radius)
-        except Exception:
-            if len(block) == 1:
-                log.exception("person %d could not be trained and counts as zero", block[0])
-                return torch.zeros(1, self.layout.dim, device=params.device)
-        return torch.cat(
-            [self._updates(params, block[[i]], round_, key, radius) for i in range(len(block))]
-        )
-
     @cached_property
     def _engine(self) -> Engine:
+        """The simulation's own, but whoever's samples cannot be trained on gets zeros, alone."""
         recipe = self.recipe
-        return choose(
-            self.model,
-            self.data,
-            recipe.local,
-            self.loss,
-            engine=recipe.engine,
-            block_size=recipe.block_size,
-        )
+        made = choose(self.model, self.data, recipe.local, self.loss, block_size=recipe.block_size)
+        return replace(made, update=_Forgiving(made.update))
 
     def _is_fit(self, person: int) -> bool:
         if self.data.sizes[person] == 0:
@@ -178,6 +143,28 @@ class Node:
             log.warning("%s; that person counts as zero", error)
             return False
         return True
+
+
+@dataclass(frozen=True)
+class _Forgiving:
+    """One person's data must never decide whether another's counts.
+
+    That would let one move the sum by more than the clip norm.
+    """
+
+    inner: LocalUpdate
+
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
+        try:
+            return self.inner(params, clients, round_, key, radius)
+        except Exception:
+            if len(clients) == 1:
+                log.exception("person %d could not be trained and counts as zero", clients[0])
+                return torch.zeros(1, len(params), device=params.device)
+        each = (clients[[i]] for i in range(len(clients)))
+        return torch.cat([self(params, one, round_, key, radius) for one in each])
 
 
 def make_ask(

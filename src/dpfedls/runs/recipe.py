@@ -242,7 +242,11 @@ def _name_files(values: dict[str, Any], base: Path) -> None:
         values["task"] = own.absolute(values["task"], base)
     steps = values.get("denoiser")
     for step in steps if isinstance(steps, list) else [steps]:
-        if isinstance(step, dict) and isinstance(step.get("kind"), str) and own.is_own(step["kind"]):
+        if (
+            isinstance(step, dict)
+            and isinstance(step.get("kind"), str)
+            and own.is_own(step["kind"])
+        ):
             step["kind"] = own.absolute(step["kind"], base)
 
 

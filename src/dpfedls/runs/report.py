@@ -8,12 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from dpfedls.privacy.statement import text
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.chart import line_chart
 from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
-from dpfedls.privacy.statement import text
 
 
 def page(title: str, *sections: str) -> bytes:
@@ -35,7 +35,9 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def charts(runs: Mapping[str, Sequence[RoundRecord]]) -> str:
     """Every metric by round, one line per run and one chart per metric, accuracy first."""
-    names = dict.fromkeys(name for rounds in runs.values() for line in rounds for name in line.metrics)
+    names = dict.fromkeys(
+        name for rounds in runs.values() for line in rounds for name in line.metrics
+    )
     drawn = [_chart(name, runs) for name in sorted(names, key=lambda name: name != "accuracy")]
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _NOTHING
 

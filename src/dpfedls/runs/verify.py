@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from dpfedls.errors import InputError
-from dpfedls.runs.checkpoint import FILE, Checkpoint
-from dpfedls.runs.jsonable import plain
 from dpfedls.privacy.ledger import Account, read_ledger, spent_epsilon
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.statement import statement
+from dpfedls.runs.checkpoint import FILE, Checkpoint
+from dpfedls.runs.jsonable import plain
 
 SEALED = ("recipe.toml", "rounds.jsonl", "ledger.sqlite", str(FILE), "model.safetensors")
 

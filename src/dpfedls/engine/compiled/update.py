@@ -10,37 +10,44 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from dpfedls.clients import ClientData, as_input
+from dpfedls.engine.compiled import NotCompiled
 from dpfedls.engine.compiled.program import Program, program_of
 from dpfedls.engine.compiled.training import train
 from dpfedls.engine.threads import one_torch_thread, usual_threads
-from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import LocalSGD, cross_entropy, schedule
-from dpfedls.parameters import Updates, Vector
+from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy, schedule
+from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.sampling import Indices
 
 
-def compiled_update(update: VmappedUpdate) -> CompiledUpdate | None:
-    """The same update as machine code; None where its model is no chain of layers known here."""
-    data, local = update.data, update.local
-    on_cpu, plain = data.targets.device.type == "cpu", local.precision == "float32"
-    if not on_cpu or not plain or update.loss is not cross_entropy:
-        return None
+def compiled_update(
+    model: nn.Module, loss: Loss, layout: Layout, data: ClientData, local: LocalSGD
+) -> CompiledUpdate:
+    """The local update as machine code; NotCompiled where something is not known here."""
+    if layout.dim == 0 or next(model.parameters()).device.type != "cpu":
+        raise NotCompiled("machine code is for a CPU")
+    if local.precision != "float32":
+        raise NotCompiled(f"machine code has no {local.precision}")
+    if loss is not cross_entropy:
+        raise NotCompiled("machine code knows the cross-entropy loss only")
+    features = getattr(data, "features", None)
+    if not isinstance(features, torch.Tensor):
+        raise NotCompiled("machine code reads one tensor of features")
     batch = min(local.batch_size, int(data.sizes.max(initial=1)))  # nobody fills a larger one
-    program = program_of(update.model, update.layout, data.features, batch)
-    return program and CompiledUpdate(program, data, local, update.clip_norm)
+    program = program_of(model, layout, features, batch)
+    if program is None:
+        raise NotCompiled("a layer has no machine code")
+    return CompiledUpdate(program, data, local)
 
 
 class CompiledUpdate:
     """Every client alone, so its update is the same to the last bit whoever trains beside it."""
 
-    def __init__(
-        self, program: Program, data: ClientData, local: LocalSGD, clip_norm: float
-    ) -> None:
+    def __init__(self, program: Program, data: ClientData, local: LocalSGD) -> None:
         self.program, self.data, self.local = program, data, local
-        self.radius = float(clip_norm) if local.projection == "step" else math.inf
         self.targets = as_input(data.targets).contiguous().numpy()
         features = data.features.detach()
         ready = features.is_floating_point() and features.is_contiguous() and not program.first
@@ -49,7 +56,10 @@ class CompiledUpdate:
         self.pool = ThreadPoolExecutor(self.threads)
         self.own = threading.local()  # each thread's room to work in
 
-    def __call__(self, params: Vector, clients: Indices, round_: int, key: int) -> Updates:
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
+        radius = float(radius) if self.local.projection == "step" else math.inf
         order, groups = schedule(self.local, self.data, clients, key)
         every = (rows for group in groups for rows in group)
         waiting = deque(zip(order.tolist(), clients[order].tolist(), every, strict=True))
@@ -62,7 +72,7 @@ class CompiledUpdate:
                     place, client, rows = waiting.pop()  # the longest first
                 except IndexError:  # none is left
                     return
-                made[place] = self._train(centre, client, rows, rate)
+                made[place] = self._train(centre, client, rows, rate, radius)
 
         with one_torch_thread():
             others = [self.pool.submit(work) for _ in range(min(self.threads, len(clients)) - 1)]
@@ -74,13 +84,15 @@ class CompiledUpdate:
                 other.result()
         return updates
 
-    def _train(self, params: np.ndarray, client: int, rows: np.ndarray, rate: float) -> np.ndarray:
+    def _train(
+        self, params: np.ndarray, client: int, rows: np.ndarray, rate: float, radius: float
+    ) -> np.ndarray:
         centre, weights, *room = self._room(len(params))
         centre[:] = params
         numbers, symbols, targets, rows, start = self._samples(client, rows)
         known = train(
             self.program.table, centre, weights, numbers, symbols, self.program.alphabet, targets,
-            rows, start, float(rate), float(1 - rate * self.local.weight_decay), self.radius, *room,
+            rows, start, float(rate), float(1 - rate * self.local.weight_decay), radius, *room,
         )  # fmt: skip
         if not known:
             raise InputError(

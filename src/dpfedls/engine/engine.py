@@ -1,0 +1,84 @@
+"""A way to train a cohort, and what leaves it: the sum of the clipped updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dpfedls.clients import ClientData
+from dpfedls.clipping import Bound, clipped_sum
+from dpfedls.engine.ranks import ALONE, Alone, Ranks
+from dpfedls.engine.threads import one_torch_thread
+from dpfedls.errors import InputError
+from dpfedls.local_sgd import LocalUpdate
+from dpfedls.parameters import Updates, Vector
+from dpfedls.sampling import Indices
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A local update for these people, and how to share a cohort's work.
+
+    Guarantees: one client moves ``clipped_total`` by one clipped update, whoever else is there.
+    """
+
+    name: str  # "looped", "vmapped" or "compiled"
+    reason: str  # why this one, and what prevented a faster one
+    update: LocalUpdate
+    data: ClientData
+    block_size: int  # how many clients train at once: bounds memory and changes nothing else
+    ranks: Ranks | Alone = ALONE  # who else trains a part of each cohort
+
+    def clipped_total(
+        self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
+    ) -> Vector:
+        """The sum of the cohort's clipped updates, in float64; sensitive until noise is added."""
+        mine = self.ranks.share(cohort, self.data.sizes[cohort])
+        total = clipped_sum(params.new_empty(0, len(params)), bound)
+        with self._threads():
+            for block in self._blocks(mine):
+                total += clipped_sum(self._updates(params, block, round_, key, bound.norm), bound)
+        return self.ranks.total(total, round_)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """The faster engines bring threads of their own; the looped one has torch's."""
+        return nullcontext() if self.name == "looped" else one_torch_thread()
+
+    def _blocks(self, cohort: Indices) -> Iterator[Indices]:
+        """The cohort in blocks; clients of like size share one, so that little is padded."""
+        by_size = cohort[np.argsort(self.data.sizes[cohort], kind="stable")]
+        for start in range(0, len(by_size), self.block_size):
+            yield by_size[start : start + self.block_size]
+
+    def _updates(
+        self, params: Vector, block: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
+        try:
+            return self.update(params, block, round_, key, radius)
+        except InputError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"{len(block)} clients do not fit into the device's memory at once; "
+                f"set block_size below {self.block_size}, it changes nothing but memory and time"
+            ) from error
+        except Exception as error:
+            raise InputError(
+                f"the {self.name} engine could not train {_named(block)} in round {round_} "
+                f"({first_line(error)}); make model, loss and these clients' samples fit"
+            ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in short."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _named(clients: Indices) -> str:
+    few = ", ".join(map(str, clients[:3]))
+    return f"client {few}" if len(clients) == 1 else f"clients {few}{', …' * (len(clients) > 3)}"

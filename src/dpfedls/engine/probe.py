@@ -1,0 +1,110 @@
+"""Whether vmap can train a model: tried once, on made-up samples, against the slow twin.
+
+Nothing of anybody's is looked at but the shape and dtype of a sample, which all have in common, so
+which engine trains is public.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from dpfedls.engine.engine import first_line
+from dpfedls.engine.vmapped import VmappedUpdate
+from dpfedls.errors import InputError
+from dpfedls.local_sgd import LocalSGD, LoopedUpdate, People, Tree
+
+
+class NotVmapped(Exception):
+    """vmap cannot train this model; the text is the reason, in one line."""
+
+
+def probe(update: VmappedUpdate) -> None:
+    """Refuse what vmap cannot train, or trains otherwise than the slow twin does."""
+    if not update.data.sizes.any():
+        raise NotVmapped("nobody has a sample")
+    params = update.layout.read(update.model)
+    data = MadeUp.like(update.data, params.device)
+    # One step of a batch that is short: what fills it must not change what is learned from it.
+    local = LocalSGD(steps=1, batch_size=3, projection="final", precision=update.local.precision)
+    parts = (update.model, update.loss, update.layout, data, local)
+    asked = (params, np.arange(2), 0, 0, 1.0)
+    vmapped = VmappedUpdate(*parts)
+    try:
+        expected = LoopedUpdate(*parts)(*asked)
+    except InputError:
+        raise
+    except Exception as error:
+        raise NotVmapped(f"the model fails on made-up samples, {_where(error)}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of slow rules: still faster than one by one
+            found = vmapped(*asked)
+    except Exception as error:
+        raise NotVmapped(_where(error)) from error
+    changed = [name for name, tensor in vmapped.constants.items() if tensor._version]
+    if changed:
+        raise NotVmapped(f"buffer {changed[0]!r} changes when the model runs")
+    if not _alike(found, expected, _ROUNDING[update.local.precision]):
+        raise NotVmapped("it learns otherwise from a short batch: samples of a batch depend on it")
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Two clients of two samples that are nobody's."""
+
+    features: Tree
+    targets: Tree
+    starts: np.ndarray = field(default_factory=lambda: np.array([0, 2]))
+    sizes: np.ndarray = field(default_factory=lambda: np.array([2, 2]))
+
+    @classmethod
+    def like(cls, data: People, device: torch.device) -> MadeUp:
+        """Of the shape and dtype that all people's samples have.
+
+        Fractions between 0 and 1, which are probabilities too, and zeros for whole numbers, which
+        are tokens and labels too.
+        """
+        rng = torch.Generator().manual_seed(0)
+
+        def samples(like: Tensor) -> Tensor:
+            shape = (4, *like.shape[1:])
+            drawn = torch.rand(shape, generator=rng).to(like)
+            return drawn if like.is_floating_point() else torch.zeros_like(drawn)
+
+        someone = int(np.argmax(data.sizes > 0))
+        row = torch.tensor([int(data.starts[someone])], device=device)
+        return cls(*tree_map_only(Tensor, samples, data.take(row)))
+
+    def take(self, rows: Tensor, padded: bool = False) -> tuple[Tree, Tree]:
+        """As ``ClientData.take``."""
+        rows = torch.where(rows < 0, ~rows, rows)
+        return tree_map_only(Tensor, lambda part: part[rows], (self.features, self.targets))
+
+
+def _alike(found: Tensor, expected: Tensor, rounding: float) -> bool:
+    """To rounding; what is not a number for both is alike."""
+    broken = expected.isnan()
+    if not torch.equal(found.isnan(), broken):
+        return False
+    gap, length = ((t[~broken]).norm() for t in (found - expected, expected))
+    return bool(gap <= rounding * length)
+
+
+# The two sum in other orders, and in bfloat16 round after every operation: what differs by more
+# does something else.
+_ROUNDING = {"float32": 1e-3, "bfloat16": 0.2}
+
+
+def _where(error: BaseException) -> str:
+    """What an exception says, and the innermost layer it comes from."""
+    frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    layers = [type(owner).__name__ for owner in frames if isinstance(owner, nn.Module)]
+    said = first_line(error)
+    return f"{layers[-1]} cannot ({said})" if layers else said

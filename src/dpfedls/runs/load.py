@@ -1,0 +1,39 @@
+"""The trained weights of a run, in a person's own module."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from dpfedls.errors import InputError
+
+
+def load(folder: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """A copy of ``model`` with the weights that the run of a folder ended with."""
+    path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        raise InputError(
+            f"{path} is not there: the run is not finished, or this is no run folder; finish it "
+            f"with the call that started it, or: dpfedls resume {folder}"
+        )
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged ({error}); restore it from a backup") from error
+    loaded = copy.deepcopy(model)
+    own = dict(loaded.named_parameters())
+    wrong = sorted(own.keys() ^ tensors.keys()) or [
+        name for name, tensor in tensors.items() if tensor.shape != own[name].shape
+    ]
+    if wrong:
+        raise InputError(
+            f"{path} holds another model: {wrong[0]!r} is missing or has another shape; give the "
+            "module that was trained"
+        )
+    loaded.load_state_dict(tensors, strict=False)  # buffers are constants and stay
+    return loaded

@@ -1,0 +1,77 @@
+"""Watchers that write a run where people already look. Give one to ``train(watch=[…])``."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from dpfedls.errors import InputError
+from dpfedls.runs.record import RoundRecord
+
+
+def values_of(record: RoundRecord) -> dict[str, float]:
+    """All numbers of a round by name; what is not there is left out."""
+    numbers = {"epsilon": record.epsilon, "clip_norm": record.clip_norm, **record.metrics}
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+class CsvLogger:
+    """One line per round in a CSV file, whose columns are those of the first round."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = Path(path).open("w", newline="", encoding="utf-8")  # noqa: SIM115
+        self._writer: csv.DictWriter[str] | None = None
+
+    def __call__(self, record: RoundRecord) -> None:
+        row = {"round": record.round, **values_of(record)}
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(row), extrasaction="ignore")
+            self._writer.writeheader()
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardLogger:
+    """Scalars for TensorBoard; needs the package tensorboard."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard") from error
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def __call__(self, record: RoundRecord) -> None:
+        for name, value in values_of(record).items():
+            self._writer.add_scalar(name, value, record.round)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class MlflowLogger:
+    """Metrics of MLflow's active run, or of a new one; needs the package mlflow."""
+
+    def __init__(self) -> None:
+        try:
+            import mlflow  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise _missing("mlflow") from error
+        self._mlflow: Any = mlflow
+
+    def __call__(self, record: RoundRecord) -> None:
+        self._mlflow.log_metrics(values_of(record), step=record.round)
+
+
+def _missing(package: str) -> InputError:
+    return InputError(
+        f"this logger needs the package {package}, which is not installed; run: pip install "
+        f"'dpfedls[{package}]'"
+    )

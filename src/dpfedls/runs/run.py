@@ -1,0 +1,171 @@
+"""One loop for every run: train, pay, log, checkpoint; stop at any moment and go on from there.
+
+``dpfedls.train``, ``dpfedls run``, ``resume`` and the Flower strategy all open a ``Run`` and hand
+it the function that makes a round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dpfedls.denoising import AnyCallable
+from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.metrics import evaluate
+from dpfedls.parameters import Layout
+from dpfedls.privacy.ledger import Entry, MemoryLedger
+from dpfedls.privacy.statement import statement
+from dpfedls.runs.folder import RunFolder
+from dpfedls.runs.jsonable import plain
+from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.record import Result, RoundRecord, Watch
+from dpfedls.server import Server, ServerState
+from dpfedls.tasks import own
+from dpfedls.tasks.task import Task
+
+
+@dataclass
+class Run:
+    """A run under way: the server and its state, what was recorded, where it is kept."""
+
+    recipe: Recipe
+    task: Task
+    model: nn.Module  # holds the weights that are evaluated and handed out
+    server: Server
+    state: ServerState
+    engine: str  # which one trains, and why
+    folder: RunFolder | None
+    watch: Sequence[Watch]
+    history: list[RoundRecord] = field(default_factory=list)
+    _clock: float = field(default_factory=time.perf_counter)
+
+    def through(self, make_round: Callable[[ServerState], ServerState]) -> Result:
+        """The rounds that are left, and what the run came to."""
+        exhausted = None
+        try:
+            for watcher in self.watch:
+                getattr(watcher, "start", lambda _: None)(self)
+            while self.state.round < self.recipe.plan.rounds:
+                self._record(make_round(self.state))
+        except BudgetExhausted as error:
+            exhausted = error
+        except BaseException:
+            if self.folder is not None:
+                self.folder.ledger.close()
+            raise
+        finally:
+            for watcher in self.watch:
+                getattr(watcher, "close", lambda: None)()
+        return self._sealed(exhausted)
+
+    def check_budget(self, nonce: str) -> None:
+        """Raise BudgetExhausted before anybody trains for a round that will not be paid for."""
+        event, ledger = self.recipe.plan.round_event, self._ledger
+        if Entry(self.state.round, event, nonce) not in ledger.entries:
+            ledger.check(event)
+
+    def _record(self, state: ServerState) -> None:
+        """Evaluate a released round, write it down, tell those who watch."""
+        if not torch.isfinite(state.params).all():
+            raise InputError(
+                f"the model of round {state.round} is not finite: training diverged; lower the "
+                "learning rate or server_rate"
+            )
+        metrics = self._metrics(state)
+        clock, self._clock = self._clock, time.perf_counter()
+        record = RoundRecord(
+            round=state.round,
+            epsilon=plain(self._ledger.epsilon()),
+            clip_norm=plain(self.state.clip_norm),  # the norm that clipped, not the next one
+            accuracy=metrics.get("accuracy"),
+            loss=metrics.get("loss"),
+            metrics=metrics,
+            seconds=self._clock - clock if self.recipe.mode == "simulation" else None,
+        )
+        if self.folder is not None:
+            self.folder.record(record, state)
+        self.state = state
+        self.history.append(record)
+        for watcher in self.watch:
+            watcher(record)
+
+    def _metrics(self, state: ServerState) -> dict[str, float | None]:
+        due = state.round % self.recipe.evaluate_every == 0
+        if self.task.test is None or not (due or state.round == self.recipe.plan.rounds):
+            return {}
+        self.server.layout.write(state.average, self.model)
+        return plain(evaluate(self.model, self.task.test, self.task.loss, self.task.metrics))
+
+    def _sealed(self, exhausted: BudgetExhausted | None) -> Result:
+        """Write the last model, the statement and the report, and give the folder free."""
+        self.server.layout.write(self.state.average, self.model)
+        facts = statement(
+            self.recipe.plan,
+            mode=self.recipe.mode,
+            rounds_paid=len(self._ledger.entries),
+            ledger_head=None if self.folder is None else self.folder.ledger.head,
+        )
+        if self.folder is not None:
+            self.folder.seal(self.model, self.history, facts)
+        folder = None if self.folder is None else self.folder.folder
+        return Result(self.model, self.recipe, self.history, facts, self.engine, folder, exhausted)
+
+    @property
+    def _ledger(self) -> MemoryLedger:
+        ledger = self.server.ledger
+        assert isinstance(ledger, MemoryLedger)
+        return ledger
+
+
+def server_for(recipe: Recipe, layout: Layout, denoiser: AnyCallable) -> Server:
+    """The server that a recipe asks for, with a ledger in memory until a folder lends its own."""
+    ledger = MemoryLedger(recipe.plan, recipe.budget)
+    return Server(recipe.plan, denoiser, layout, ledger, recipe.server_rate, recipe.averaging)
+
+
+def open_run(
+    recipe: Recipe,
+    task: Task,
+    model: nn.Module,
+    server: Server,
+    engine: str,
+    folder: Path | None,
+    watch: Sequence[Watch] = (),
+) -> Run:
+    """The run of a folder, new or where it was left; without a folder, in memory."""
+    start = server.start(server.layout.read(model))
+    if folder is None:
+        return Run(recipe, task, model, server, start, engine, None, watch)
+    kept = RunFolder(folder, recipe)
+    try:
+        server = replace(server, ledger=kept.ledger)
+        state = kept.last_state(start)
+        run = Run(recipe, task, model, server, state, engine, kept, watch)
+        run.history = kept.trimmed(state.round)
+        kept.note(_notes(run))
+    except BaseException:
+        kept.ledger.close()
+        raise
+    return run
+
+
+def _notes(run: Run) -> dict[str, object]:
+    code = {"denoiser": run.server.denoiser, "loss": run.task.loss, **run.task.metrics}
+    named = {key: thing for key, thing in code.items() if not _is_ours(thing)}
+    return {
+        "engine": run.engine,
+        "model": {"class": own.name_of(run.model), "parameters": run.server.layout.dim},
+        "own_code": [
+            {"used_as": key, "name": own.name_of(thing), "sha256": own.source_digest(thing)}
+            for key, thing in named.items()
+        ],
+    }
+
+
+def _is_ours(thing: object) -> bool:
+    return own.name_of(thing).startswith("dpfedls.")

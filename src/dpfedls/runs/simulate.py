@@ -1,0 +1,139 @@
+"""Runs on one machine: recipes by ``start`` and ``resume``, objects by ``dpfedls.train``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import nn
+
+from dpfedls.checks import check_model, check_samples
+from dpfedls.denoising import AnyCallable
+from dpfedls.engine import choose
+from dpfedls.engine.ranks import ALONE, Workers
+from dpfedls.errors import InputError
+from dpfedls.local_sgd import cross_entropy
+from dpfedls.parameters import Layout
+from dpfedls.randomness import SeededStreams, SystemStreams
+from dpfedls.runs.folder import is_free, read_recipe
+from dpfedls.runs.recipe import PYTHON, Recipe, built
+from dpfedls.runs.record import Result, Watch
+from dpfedls.runs.run import open_run, server_for
+from dpfedls.server import ServerState
+from dpfedls.simulation import Simulation
+from dpfedls.tasks.task import Task, make_task
+
+
+def start(
+    recipe: Recipe, folder: Path, watch: Sequence[Watch] = (), ranks: Workers = ALONE
+) -> Result:
+    """Run a recipe in an empty or absent folder."""
+    if not is_free(folder):
+        raise InputError(
+            f"{folder} already holds files, perhaps another run's; nothing was touched: choose "
+            f"another --out, or go on with it by: dpfedls resume {folder}"
+        )
+    return _run(recipe.resolved(), folder, watch, ranks)
+
+
+def resume(
+    folder: Path, watch: Sequence[Watch] = (), ranks: Workers = ALONE, *, trust: bool = False
+) -> Result:
+    """Go on with the run of a folder after the last round in its checkpoint."""
+    return _run(trusted(read_recipe(folder), folder, trust), folder, watch, ranks)
+
+
+def trusted(recipe: Recipe, folder: Path, trust: bool) -> Recipe:
+    """The recipe of a run folder, if what it would run is ours or the person says it is theirs."""
+    if recipe.task == PYTHON:
+        raise InputError(
+            f"{folder} was started by dpfedls.train with a model and data that are not in it; call "
+            "train again with the same arguments and this folder: it goes on where it stopped"
+        )
+    if recipe.own_code and not trust:
+        raise InputError(
+            f"{folder} names code that is not part of dpfedls ({recipe.own_code[0]}), and a folder "
+            "may come from anybody; if it is yours, say so with --trust"
+        )
+    return recipe
+
+
+def simulate(
+    recipe: Recipe,
+    task: Task,
+    denoiser: AnyCallable,
+    folder: Path | None,
+    watch: Sequence[Watch] = (),
+    ranks: Workers = ALONE,
+) -> Result:
+    """Train a task under a resolved recipe; whatever is wrong is found before a file is made."""
+    simulation, model = prepare(recipe, task, denoiser)
+    engine = simulation.engine
+    ranks.begin(folder or Path())
+    why = f"{engine.name}: {engine.reason}"
+    run = open_run(recipe, task, model, simulation.server, why, folder, watch)
+    ranks.tell(run.state.to("cpu"))
+    engine = replace(engine, ranks=ranks)
+    return run.through(replace(simulation, server=run.server, engine=engine).run_round)
+
+
+def assist(ranks: Workers) -> None:
+    """What all ranks but the first do: train their part of each cohort in the run that it leads."""
+    recipe, folder = ranks.tell()
+    recipe = msgspec.structs.replace(recipe, budget=None)  # rank 0 pays, and says when to stop
+    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    simulation, model = prepare(recipe, task, built(recipe.denoiser))
+    ranks.begin(folder)
+    state: ServerState = ranks.tell().to(next(model.parameters()).device)
+    simulation = replace(simulation, engine=replace(simulation.engine, ranks=ranks))
+    while state.round < recipe.plan.rounds:
+        state = simulation.run_round(state)
+
+
+def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulation, nn.Module]:
+    """The simulation of a task under a recipe, and the copy of the model that it trains."""
+    streams = SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
+    check_model(task.model)
+    model = copy.deepcopy(task.model).to(find_device(recipe.device))
+    classify = task.loss is cross_entropy
+    check_samples(model, task.data.features, task.data.targets, "clients", classify=classify)
+    if task.test is not None:
+        check_samples(model, *task.test, "test", classify=classify)
+    engine = choose(
+        model,
+        task.data.to(next(model.parameters()).device),
+        recipe.local,
+        task.loss,
+        engine=recipe.engine,
+        block_size=recipe.block_size,
+    )
+    server = server_for(recipe, Layout.of(model), denoiser)
+    return Simulation(engine, server, streams), model
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of that name, if it is there."""
+    try:
+        if name == "meta":
+            raise RuntimeError("holds no numbers")
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        there = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+        raise InputError(
+            f"device {name!r} is not there; choose one of: {', '.join(there)}"
+        ) from error
+
+
+def _run(recipe: Recipe, folder: Path, watch: Sequence[Watch], ranks: Workers) -> Result:
+    if ranks.size > 1 and recipe.mode == "deployed":
+        raise InputError(
+            'mode = "deployed" draws noise that nobody can draw again, but ranks stay alike by '
+            "drawing the same: run it in one process, without torchrun"
+        )
+    ranks.tell((recipe, folder))
+    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    return simulate(recipe, task, built(recipe.denoiser), folder, watch, ranks)

@@ -1,0 +1,138 @@
+"""``dpfedls.train``: your model, your people's data, your promise; and the model back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from dpfedls.clients import ClientData, people
+from dpfedls.denoising import AnyCallable, AnyDenoiser, Chain, Identity
+from dpfedls.errors import InputError
+from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy
+from dpfedls.metrics import Metrics, Samples
+from dpfedls.privacy.clipping import AdaptiveClipping
+from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
+from dpfedls.runs.record import Result, Watch
+from dpfedls.runs.simulate import simulate
+from dpfedls.runs.watch import Progress
+from dpfedls.sampling import PoissonSampling
+from dpfedls.tasks import own
+from dpfedls.tasks.task import Task
+
+
+def train(
+    *,
+    model: nn.Module,
+    clients: Any,
+    plan: PrivacyPlan | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    local: LocalSGD | None = None,
+    denoiser: AnyCallable | None = None,
+    server_rate: float = 1.0,
+    averaging: float = 0.0,
+    loss: Loss = cross_entropy,
+    metrics: Metrics | None = None,
+    test: Samples | None = None,
+    test_from: str = "",
+    folder: str | os.PathLike[str] | None = None,
+    population: str | None = None,
+    budget: float | None = None,
+    mode: Literal["simulation", "deployed"] = "simulation",
+    engine: Literal["auto", "looped", "vmapped", "compiled"] = "auto",
+    watch: Sequence[Watch] = (),
+    progress: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    block_size: int | None = None,
+    evaluate_every: int = 1,
+) -> Result:
+    """Train a copy of ``model`` on people's data under a promise: a ``plan``, or ``epsilon`` alone.
+
+    ``clients`` are the people: one (features, targets) pair each, or a ``ClientData``. With a
+    ``folder`` the run is kept there, ledger, checkpoint, log, statement and report, and the same
+    call after a crash or Ctrl-C goes on where it stopped. ``mode="deployed"`` draws noise from the
+    operating system and needs a folder; the default simulates, and protects nobody.
+    """
+    data = people(clients)
+    if mode == "deployed" and folder is None:
+        raise InputError(
+            'mode = "deployed" pays for every round on disk before its noise is drawn, so that no '
+            'crash forgets what was spent; give folder="runs/mine"'
+        )
+    if local is not None and not isinstance(local, LocalSGD):
+        raise InputError(
+            f"local = {local!r} is no dpfedls.LocalSGD; clients take plain SGD steps, whose length "
+            "the clip norm bounds: give for example LocalSGD(epochs=5, learning_rate=0.1)"
+        )
+    recipe = Recipe(
+        task=PYTHON,
+        plan=_plan(plan, epsilon, delta, data),
+        local=local or DEFAULT_LOCAL,
+        denoiser=_named(denoiser or Identity()),
+        server_rate=server_rate,
+        averaging=averaging,
+        budget=budget,
+        population=population,
+        mode=mode,
+        seed=seed,
+        device=device,
+        engine=engine,
+        block_size=block_size,
+        evaluate_every=evaluate_every,
+    )
+    task = Task(data, model, test, loss=loss, metrics=metrics or {}, test_from=test_from)
+    watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
+    place = None if folder is None else Path(folder)
+    return simulate(recipe, task, denoiser or Identity(), place, watchers)
+
+
+DEFAULT_LOCAL = LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
+"""What clients do where nothing else is said."""
+
+
+def default_plan(num_clients: int, delta: float | None = None) -> PrivacyPlan:
+    """The plan that ``epsilon`` alone calibrates: 100 rounds of about a twentieth of the people.
+
+    Clipping follows the median of the updates' lengths, so no norm has to be known. At least 20
+    people are expected in a round, or everybody where there are fewer.
+    """
+    rate = min(1.0, max(0.05, 20 / num_clients))
+    return PrivacyPlan(
+        sampler=PoissonSampling(rate=rate),
+        num_clients=num_clients,
+        rounds=100,
+        clip_norm=AdaptiveClipping(),
+        delta=delta,
+    )
+
+
+def _plan(
+    plan: PrivacyPlan | None, epsilon: float | None, delta: float | None, data: ClientData
+) -> PrivacyPlan:
+    if (plan is None) == (epsilon is None):
+        raise InputError(
+            "give either plan=PrivacyPlan(…), the whole promise, or epsilon=…, from which a plan "
+            f"is made; got {'both' if plan else 'neither'}"
+        )
+    if plan is None:
+        assert epsilon is not None
+        return default_plan(data.num_clients, delta).calibrated(epsilon)
+    if delta is not None:
+        raise InputError("delta is part of the plan: give PrivacyPlan(delta=…) and leave it out")
+    return plan
+
+
+def _named(denoiser: AnyCallable) -> NamedDenoiser | list[NamedDenoiser]:
+    """How the recipe of the run folder calls a denoiser."""
+    if isinstance(denoiser, Chain):
+        steps = [_named(step) for step in denoiser.steps]
+        return [step for part in steps for step in (part if isinstance(part, list) else [part])]
+    return (
+        denoiser if isinstance(denoiser, AnyDenoiser) else OwnDenoiser(name=own.name_of(denoiser))
+    )

@@ -1,0 +1,277 @@
+"""Which engine trains, that people hear why, and that nobody's samples decide it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpfedls import ClientData, InputError
+from dpfedls.clipping import Bound
+from dpfedls.engine import ENGINES, Engine, choose
+from dpfedls.engine.layers import (
+    convolution_options,
+    plain_padding,
+    plain_window,
+    pool_options,
+)
+from dpfedls.engine.probe import MadeUp
+from dpfedls.local_sgd import LoopedUpdate, cross_entropy
+from dpfedls.parameters import Layout
+from federations import local
+
+
+def people(features=None, targets=None) -> ClientData:
+    """Three clients of five samples."""
+    torch.manual_seed(0)
+    features = torch.randn(15, 6) if features is None else features
+    targets = torch.randint(3, (15,)) if targets is None else targets
+    return ClientData(features, targets, np.array([0, 5, 10]), np.array([5, 5, 5]))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.gru = nn.Embedding(4, 3), nn.GRU(3, 3, batch_first=True)
+
+    def forward(self, tokens):
+        return self.gru(self.embed(tokens))[0][:, -1]
+
+
+def test_an_engine_that_cannot_run_says_which_layer_and_what_to_do():
+    data = people(torch.randint(4, (15, 6)))
+    for engine in ("compiled", "vmapped"):
+        with pytest.raises(InputError) as caught:
+            choose(Recurrent(), data, local(), engine=engine)
+        said = str(caught.value)
+        assert said.startswith(f"engine = '{engine}' cannot train this model, not {engine}: ")
+        assert said.endswith("use engine = 'auto', which finds one that can")
+        assert "\n" not in said
+    assert "GRU cannot (RuntimeError: Batching rule not implemented" in said
+    for engine in (*ENGINES, "auto"):
+        assert choose(nn.Linear(6, 3), people(), local(), engine=engine).name == (
+            "compiled" if engine == "auto" else engine
+        )
+    with pytest.raises(InputError, match="unknown engine 'vmaped'; did you mean 'vmapped'"):
+        choose(nn.Linear(6, 3), people(), local(), engine="vmaped")
+    with pytest.raises(InputError, match="block_size must be > 0"):
+        choose(nn.Linear(6, 3), people(), local(), block_size=0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "remedy"),
+    [
+        (nn.CrossEntropyLoss(), "use reduction='none'"),
+        (lambda o, t: cross_entropy(o, t)[:, None], r"squeeze it: loss\(outputs, targets\)"),
+        (lambda o, t: (o - t[:, None]).square(), r"average over the other dimensions"),
+        (lambda o, t: cross_entropy(o, t)[:1], "its first and only dimension must be"),
+        (lambda o, t: float(o.detach().sum()), "loss gave a float; training needs a tensor"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["auto", "looped"])
+def test_a_loss_of_the_wrong_shape_is_told_how_to_get_the_right_one(loss, remedy, engine):
+    def train():
+        made = choose(nn.Linear(6, 3), people(), local(), loss, engine=engine)
+        made.clipped_total(torch.zeros(21), np.arange(3), 0, 0, Bound(1.0))
+
+    with pytest.raises(InputError, match=remedy):
+        train()
+
+
+def test_nobodys_samples_decide_which_engine_trains():
+    """Only shapes and dtypes do: with everybody's values broken the choice is the same."""
+    models = [nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Softmin(dim=1))]
+    for model in models:
+        broken = people(torch.full((15, 6), math.nan), torch.full((15,), -7))
+        made, other = (choose(model, data, local()) for data in (people(), broken))
+        assert (made.name, made.reason) == (other.name, other.reason)
+    made = [MadeUp.like(data, torch.device("cpu")) for data in (people(), broken)]
+    assert torch.equal(made[0].features, made[1].features)
+    assert torch.equal(made[0].targets, made[1].targets)
+    assert made[0].features.std() > 0.1  # of zeros, an engine's first layer would learn nothing
+
+
+class BatchNormed(nn.Module):
+    """Without running statistics, but each sample's output depends on its batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+def test_what_fills_up_a_batch_must_not_change_what_is_learned():
+    made = choose(BatchNormed(), people(), local())
+    assert made.name == "looped"
+    assert "it learns otherwise from a short batch" in made.reason
+
+
+class Counter(nn.Linear):
+    """Keeps to itself how often it ran, and learns by it."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, input):  # noqa: A002 - torch's name
+        self.seen += 1
+        return super().forward(input) * self.seen
+
+
+def test_what_a_model_keeps_passes_from_no_client_to_another():
+    model, data = Counter(), people()
+    made = choose(model, data, local())
+    assert (made.name, "buffer 'seen' changes" in made.reason) == ("looped", True)
+    params = Layout.of(model).read(model)
+    together = made.update(params, np.arange(3), 0, 3, 0.5)
+    for j in range(3):
+        assert torch.equal(made.update(params, np.array([j]), 0, 3, 0.5)[0], together[j])
+    assert float(model.seen) == 0.0
+
+
+class Packed(nn.Module):
+    """Cannot take the made-up lengths, which are 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(1, 3, batch_first=True)
+
+    def forward(self, lengths):
+        steps = torch.ones(len(lengths), 4, 1)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            steps, lengths[:, 0], batch_first=True, enforce_sorted=False
+        )
+        return self.gru(packed)[1][-1]
+
+
+def test_a_model_that_only_real_samples_suit_is_trained_one_client_after_another(caplog):
+    made = choose(model := Packed(), people(torch.randint(1, 5, (15, 1))), local())
+    assert made.name == "looped"
+    assert "the model fails on made-up samples, GRU cannot" not in made.reason
+    assert "the model fails on made-up samples, Packed cannot" in made.reason
+    assert caplog.records[-1].levelno == logging.WARNING
+    params = Layout.of(model).read(model)
+    assert made.clipped_total(params, np.arange(3), 0, 3, Bound(0.5)).norm() > 0.1
+
+
+@pytest.mark.parametrize("body", [nn.Identity(), nn.Softmin(dim=-1)])  # a chain, and none
+def test_a_token_beyond_the_vocabulary_reads_and_trains_no_other_clients_rows(body):
+    """vmap's own rule would take the next client's row; here it spoils its owner's update alone."""
+    data = people(torch.randint(4, (15, 6)))
+    model = nn.Sequential(nn.Embedding(4, 3), body, nn.Flatten(), nn.Linear(18, 3))
+    params = Layout.of(model).read(model)
+    strange = replace(data, features=data.features.clone())
+    strange.features[5:10, 2] = torch.tensor([4, -1, 5, 4, 7])  # the second client
+    updates = [
+        choose(model, some, local(), engine="vmapped").update(params, np.arange(3), 0, 3, 0.5)
+        for some in (data, strange)
+    ]
+    assert torch.equal(updates[0][[0, 2]], updates[1][[0, 2]])
+    assert updates[1][1].isnan().any()
+    total = replace(choose(model, strange, local(), engine="vmapped"), block_size=2).clipped_total(
+        params, np.arange(3), 0, 3, Bound(0.2)
+    )
+    without = choose(model, strange, local(), engine="vmapped").clipped_total(
+        params, np.array([0, 2]), 0, 3, Bound(0.2)
+    )
+    torch.testing.assert_close(total, without)
+
+
+class Picky(nn.Linear):
+    def forward(self, input):  # noqa: A002 - torch's name
+        if (input > 9).any():
+            raise RuntimeError("a number\nabove nine")
+        return super().forward(input)
+
+
+def test_what_torch_says_in_training_comes_in_one_line_and_names_the_client():
+    data = people()
+    data.features[7] = 10.0
+    made = choose(Picky(6, 3), data, local(), block_size=1)
+    with pytest.raises(InputError) as caught:
+        made.clipped_total(torch.zeros(21), np.arange(3), 4, 3, Bound(0.5))
+    assert str(caught.value) == (
+        "the looped engine could not train client 1 in round 4 (RuntimeError: a number); make "
+        "model, loss and these clients' samples fit"
+    )
+
+
+def test_too_many_clients_for_the_memory_are_told_the_remedy():
+    def update(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made = Engine("vmapped", "", update, people(), 2)
+    with pytest.raises(InputError, match=r"2 clients do not fit .* set block_size below 2"):
+        made.clipped_total(torch.zeros(21), np.arange(3), 4, 3, Bound(0.5))
+
+
+def test_where_nobody_has_a_sample_nothing_is_learned():
+    data = replace(people(), sizes=np.zeros(3, dtype=np.int64))
+    for model in (nn.Linear(6, 3), Picky(6, 3)):
+        made = choose(model, data, local())
+        assert not made.clipped_total(torch.zeros(21), np.arange(3), 0, 0, Bound(1.0)).any()
+
+
+def test_gradients_that_are_sparse_or_missing_count_as_numbers():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.spare = nn.Embedding(4, 3, sparse=True), nn.Linear(2, 2)
+
+        def forward(self, tokens):
+            return self.rows(tokens).sum(dim=1)
+
+    model = Spare()
+    layout = Layout.of(model)
+    update = LoopedUpdate(model, cross_entropy, layout, people(torch.randint(4, (15, 6))), local())
+    found = layout.split(update(layout.read(model), np.arange(3), 0, 0, 9.0))
+    assert found["rows.weight"].norm() > 0.1
+    assert not found["spare.weight"].any()
+
+
+CONVOLUTIONS = [
+    (nn.Conv2d(2, 3, 3), (0, 0)),
+    (nn.Conv2d(2, 3, (3, 2), padding=(2, 1)), (2, 1)),
+    (nn.Conv2d(2, 3, 3, padding="valid"), (0, 0)),
+    (nn.Conv2d(2, 3, 3, padding="same"), None),
+    (nn.Conv2d(2, 3, 1, padding=1), None),
+    (nn.Conv2d(2, 3, 3, stride=2), None),
+    (nn.Conv2d(2, 3, 3, dilation=(1, 2)), None),
+    (nn.Conv2d(2, 2, 3, groups=2), None),
+    (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), None),
+]
+POOLS = [
+    (nn.MaxPool2d(2), 2),
+    (nn.MaxPool2d((3, 3), ceil_mode=True), 3),
+    (nn.MaxPool2d(2, stride=(2, 2)), 2),
+    (nn.MaxPool2d(4), None),  # does not cover 6 × 12 exactly
+    (nn.MaxPool2d((2, 3)), None),
+    (nn.MaxPool2d(2, stride=1), None),
+    (nn.MaxPool2d(2, padding=1), None),
+    (nn.MaxPool2d(2, dilation=2), None),
+    (nn.MaxPool2d(2, return_indices=True), None),
+]
+
+
+@pytest.mark.parametrize(("layer", "padding"), CONVOLUTIONS)
+def test_which_convolutions_are_plain(layer, padding):
+    assert plain_padding(layer.kernel_size, *convolution_options(layer)) == padding
+    if padding is not None:  # and then the padding is all that matters
+        images = torch.randn(1, 2, 6, 12)
+        same = nn.functional.conv2d(images, layer.weight, layer.bias, padding=padding)
+        assert torch.equal(layer(images), same)
+
+
+@pytest.mark.parametrize(("layer", "side"), POOLS)
+def test_which_pools_are_plain(layer, side):
+    assert plain_window((1, 2, 6, 12), *pool_options(layer)) == side
+    if side is not None:  # and then the side is all that matters
+        images = torch.randn(1, 2, 6, 12)
+        assert torch.equal(layer(images), nn.functional.max_pool2d(images, side))
