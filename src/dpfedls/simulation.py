@@ -117,7 +117,7 @@ class Result:
         """What was promised to whom, under which assumptions, as plain data."""
         from dpfedls.privacy.statement import statement
 
-        return statement(self.plan, mode="simulation")
+        return statement(self.plan, mode="simulation", ledger="memory")
 
 
 def train(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -19,9 +18,10 @@ from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint, write_whole
 from dpfedls.runs.jsonable import plain
+from dpfedls.runs.model_file import model_metadata
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.report import write_report
-from dpfedls.runs.verify import SEALED, file_digest
+from dpfedls.runs.seal import file_digest, seal
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import Entry, MemoryLedger, SqliteLedger
 from dpfedls.privacy.statement import statement
@@ -106,11 +106,11 @@ class RunFolder:
         folder, recipe = self.folder, self.recipe
         self.server.layout.write(self.state.average, self.model)
         tensors = {n: t.detach().cpu().contiguous() for n, t in self.model.named_parameters()}
-        write_whole(folder / "model.safetensors", save_model(tensors, {"mode": recipe.mode}))
+        described = model_metadata(recipe.mode, self.server.layout.names)
+        write_whole(folder / "model.safetensors", save_model(tensors, described))
         facts = statement(recipe.plan, mode=recipe.mode, rounds_paid=paid, ledger_head=head)
-        facts["files"] = {n: file_digest(folder / n) for n in SEALED if (folder / n).is_file()}
-        write_whole(folder / "privacy.json", json.dumps(plain(facts), indent=2).encode())
         write_report(folder, recipe, self.rounds, facts)
+        seal(folder, facts)  # last: it holds a digest of everything else, the report included
         seconds = [s for s in (line.seconds for line in self.rounds) if s is not None]
         return summary(folder, recipe, self.rounds, facts, seconds or self._seconds)
 

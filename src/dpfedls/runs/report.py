@@ -11,7 +11,7 @@ from typing import Any
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.chart import Series, line_chart
 from dpfedls.runs.checkpoint import write_whole
-from dpfedls.privacy.statement import text
+from dpfedls.privacy.wording import text
 
 
 def page(title: str, *sections: str) -> bytes:
