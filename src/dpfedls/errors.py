@@ -15,6 +15,10 @@ class BudgetExhausted(RuntimeError):
     """The privacy budget does not cover another round; nothing was released. Exit code 3."""
 
 
+class Stopped(RuntimeError):
+    """A person stopped a run; the message says how to go on with it. Exit code 1."""
+
+
 class RankLost(RuntimeError):
     """A process that shared the work stopped answering; the run can go on. Exit code 1."""
 

@@ -11,6 +11,7 @@ from dpfedls.tasks.files import data_file
 from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.pretrain import pretrained_cnn
+from dpfedls.tasks.reading import reading
 from dpfedls.tasks.task import Task
 
 # Of the training images, colour by colour.
@@ -57,7 +58,9 @@ def make_small(num_clients: int, streams: SeededStreams) -> Task:
 def _read_mat(name: str) -> tuple[Tensor, Tensor]:
     from scipy.io import loadmat
 
-    content = loadmat(data_file("svhn", name))
+    path = data_file("svhn", name)
+    with reading(path):
+        content = loadmat(path)
     labels = content["y"].reshape(-1) % 10  # the files write 0 as 10
     return _tensors(content["X"].transpose(3, 2, 0, 1), labels)
 
