@@ -46,7 +46,8 @@ def _task(num_clients: int, streams: SeededStreams, network: nn.Sequential) -> T
 
 def make_small(num_clients: int, streams: SeededStreams) -> Task:
     """4,000 of the first 5,000 test images among the clients; the other 1,000 are the test."""
-    with np.load(data_file("svhn", "svhn_test_first5000_32x32.npz")) as file:
+    path = data_file("svhn", "svhn_test_first5000_32x32.npz")
+    with reading(path), np.load(path) as file:
         features, targets = _tensors(file["X"].transpose(0, 3, 1, 2), file["y"])
     order = torch.from_numpy(streams.generator("split").permutation(len(targets)))
     trained, held = order[:4000], order[4000:]
