@@ -29,7 +29,7 @@ def seal(folder: Path, facts: dict[str, Any]) -> None:
     """
     files = {name: file_digest(folder / name) for name in SEALED if (folder / name).is_file()}
     values = plain(facts) | {"files": files}
-    values["seal"] = content_digest(values)
+    files[STATEMENT] = content_digest(values)
     write_whole(folder / STATEMENT, json.dumps(values, indent=2).encode())
 
 
@@ -39,6 +39,7 @@ def file_digest(path: Path) -> str:
 
 
 def content_digest(values: dict[str, Any]) -> str:
-    """SHA-256 of a statement's content but for its seal; how it is laid out does not matter."""
-    content = {key: value for key, value in values.items() if key != "seal"}
+    """SHA-256 of a statement but for this digest itself; how it is laid out does not matter."""
+    files = {name: digest for name, digest in values["files"].items() if name != STATEMENT}
+    content = values | {"files": files}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -192,12 +192,12 @@ def _told(stated: dict[str, Any]) -> dict[str, Any]:
 
 
 def _file_problems(folder: Path, stated: dict[str, Any]) -> list[str]:
-    problems = []
-    if stated.get("seal") != content_digest(stated):
-        problems.append(f"{STATEMENT} was altered since it was written")
     sealed = stated.get("files")
     if not isinstance(sealed, dict):
-        return [*problems, f"{STATEMENT} does not list the digests of the run's files"]
+        return [f"{STATEMENT} does not list the digests of the run's files"]
+    problems = []
+    if sealed.get(STATEMENT) != content_digest(stated):
+        problems.append(f"{STATEMENT} was altered since it was written")
     for name in SEALED:
         there = (folder / name).is_file()
         if there and name not in sealed:
