@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
 
 import pytest
 
+from dpfedls import __version__ as dpfedls_version
 from dpfedls.commands import main as cli
+from dpfedls.commands import training
 
 SMALL = [
     "--set",
@@ -61,6 +64,76 @@ def test_without_out_runs_never_collide(dpfedls):
     assert len(folders) == 2
 
 
+def interrupted(after):
+    """Ctrl-C when that round is shown."""
+
+    def watching(advance):
+        def watch(log):
+            if log.round == after:
+                raise KeyboardInterrupt
+
+        return watch
+
+    return watching
+
+
+def test_ctrl_c_names_the_folder_and_the_same_command_starts_no_second_run(
+    dpfedls, monkeypatch, tmp_path
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "watching", interrupted(after=2))
+        code, out, err = dpfedls("run", "synthetic", *SMALL, "--json")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (code, out) == (1, "")
+    hint = f"go on with: dpfedls resume runs/{folder.name}\n"
+    assert err.endswith(hint)
+    code, _, err = dpfedls("run", "synthetic", *SMALL, "--json")
+    assert code == 2
+    assert f"go on with dpfedls resume runs/{folder.name}, or" in err
+    assert err.count("\n") == 1
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "watching", interrupted(after=3))
+        code, _, err = dpfedls("resume", f"runs/{folder.name}")
+    assert (code, err.endswith(hint)) == (1, True)
+    assert answer(dpfedls("resume", f"runs/{folder.name}", "--json"))["rounds"] == 3
+    answer(dpfedls("run", "synthetic", *SMALL, "--json"))  # finished: a second one may begin
+
+
+def test_ctrl_c_before_anything_was_written_says_so(dpfedls, monkeypatch, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpfedls.runs.run.make_task", interrupt)
+    code, _, err = dpfedls("run", "synthetic", *SMALL)
+    assert (code, err) == (1, "dpfedls: stopped before the first round; nothing was written\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_data_file_cut_short_is_named(dpfedls, monkeypatch, tmp_path):
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    whole = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 9]) + bytes(9))
+    for part in ("train", "t10k"):
+        for name in ("images-idx3", "labels-idx1"):
+            (folder / f"{part}-{name}-ubyte.gz").write_bytes(whole[:-9])
+    monkeypatch.setenv("DPFEDLS_DATA", str(tmp_path / "data"))
+    code, _, err = dpfedls("run", "mnist-logistic", "--out", "r")
+    assert code == 2
+    assert err.startswith(f"dpfedls: {folder / 'train-images-idx3-ubyte.gz'} is damaged or cut")
+    assert err.count("\n") == 1
+
+
+def test_an_end_of_file_elsewhere_is_not_taken_for_ctrl_c(dpfedls, monkeypatch):
+    def cut(*_):
+        raise EOFError("ended before the end-of-stream marker")
+
+    monkeypatch.setattr("dpfedls.runs.run.make_task", cut)
+    code, _, err = dpfedls("run", "synthetic", *SMALL)
+    assert code == 2
+    assert "a file ends too early (ended before" in err
+
+
 def test_text_for_people(dpfedls):
     code, out, err = dpfedls("run", "synthetic", *SMALL, "--seed", 3, "--device", "cpu")
     assert code == 0
@@ -76,10 +149,49 @@ def test_json_is_strict_even_without_privacy(dpfedls):
 
 def test_a_broken_folder_is_told_and_exits_1(dpfedls, tmp_path):
     answer(dpfedls("run", "synthetic", *SMALL, "--out", "r", "--json"))
+    _, out, _ = dpfedls("privacy", "verify", "r")
+    assert out.startswith("valid: ε = ")
+    assert "add or remove one), simulation" in out
+    assert out.count("✓") == 8
+    assert "✗" not in out
+    report = tmp_path / "r" / "report.html"
+    report.write_text(report.read_text().replace("ε = ", "ε = 0."))
+    code, out, _ = dpfedls("privacy", "verify", "r")
+    assert (code, out.count("✓"), out.count("✗")) == (1, 7, 1)
+    assert "report.html is not the file" in out
     (tmp_path / "r" / "ledger.sqlite").unlink()
     code, out, _ = dpfedls("privacy", "verify", "r")
     assert code == 1
-    assert "NOT valid" in out
+    assert out.startswith("NOT valid: ε = ∞")
+
+
+def test_a_statement_that_does_not_hold_is_not_shown(dpfedls, tmp_path):
+    answer(dpfedls("run", "synthetic", *SMALL, "--out", "r", "--json"))
+    path = tmp_path / "r" / "privacy.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"epsilon": values["epsilon"] / 2}))
+    for json_too in ([], ["--json"]):
+        code, out, err = dpfedls("privacy", "statement", "r", *json_too)
+        assert (code, out) == (1, "")
+        assert "privacy.json says epsilon = " in err
+
+
+def test_several_runs_are_added_up(dpfedls):
+    one, two = (
+        answer(dpfedls("run", "synthetic", *SMALL, "--seed", seed, "--out", f"r{seed}", "--json"))
+        for seed in (1, 2)
+    )
+    found = answer(dpfedls("privacy", "total", "r1", "r2", "--json"))
+    assert {"epsilon", "delta", "relation", "runs"} <= set(found)
+    assert one["epsilon"] < found["epsilon"] < one["epsilon"] + two["epsilon"]
+    code, out, _ = dpfedls("privacy", "total", "r1", "r2", "--delta", 1e-3)
+    assert code == 0
+    assert "at δ = 0.001 for each person (add or remove one)" in out
+    assert "assumed: the runs are on the same people" in out
+
+
+def test_the_version_is_said(dpfedls):
+    assert dpfedls("--version") == (0, f"dpfedls {dpfedls_version}\n", "")
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(0.4, 2), (0.01, 0)])
@@ -195,7 +307,9 @@ def test_the_papers_convention_is_said_to_be_one(dpfedls):
         (["run", "svhn-5k"], "DPFEDLS_DATA"),
         (["resume", "nowhere"], "not a run folder"),
         (["privacy", "verify", "nowhere"], "not a run folder"),
-        (["privacy", "statement", "nowhere"], "no readable privacy.json"),
+        (["privacy", "statement", "nowhere"], "not a run folder"),
+        (["privacy", "total", "nowhere"], "has no ledger.sqlite"),
+        (["privacy", "total"], "Missing argument"),
         (["report", "nowhere", "--out", "x.html"], "not a run folder"),
         (["demo", "--seeds", "0"], "at least 1"),
         (["privacy", "noise", "--epsilon", "-1", *SETTING, "--rounds", "3"], "epsilon must be"),
@@ -291,7 +405,13 @@ def test_help_loads_no_torch():
         "heavy = {{'torch', 'dp_accounting', 'scipy', 'matplotlib'}} & set(sys.modules)\n"
         "print('loaded:', sorted(heavy))"
     )
-    for arguments in ("'--help'", "'run', '--help'", "'privacy', 'noise', '--help'", "'recipes'"):
+    for arguments in (
+        "'--version'",
+        "'--help'",
+        "'run', '--help'",
+        "'privacy', 'noise', '--help'",
+        "'recipes'",
+    ):
         done = subprocess.run(
             [sys.executable, "-c", code.format(arguments)], capture_output=True, text=True
         )

@@ -15,6 +15,10 @@ class BudgetExhausted(RuntimeError):
     """The privacy budget does not cover another round; nothing was released. Exit code 3."""
 
 
+class Stopped(RuntimeError):
+    """A person stopped a run; the message says how to go on with it. Exit code 1."""
+
+
 class RankLost(RuntimeError):
     """A process that shared the work stopped answering; the run can go on. Exit code 1."""
 
@@ -49,9 +53,10 @@ def require_not_negative(name: str, value: float, why: str) -> None:
         raise InputError(f"{name} must be a finite number >= 0, got {value:g}; {why}")
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
-    """An unknown name, with the nearest known one."""
+def unknown(what: str, name: str, known: Iterable[str], remedy: str = "") -> InputError:
+    """An unknown name, with the remedy given or else the nearest known one."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return InputError(f"unknown {what} {name!r}; {remedy}")
+    if not remedy and near:
+        remedy = f"did you mean {near[0]!r}?"
+    return InputError(f"unknown {what} {name!r}; {remedy or 'known: ' + ', '.join(known)}")

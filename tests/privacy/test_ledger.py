@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from dpfedls import BudgetExhausted, InputError
-from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
+from dpfedls.privacy.ledger import Entry, MemoryLedger, SqliteLedger, read_ledger
 from federations import plan
 
 
@@ -30,24 +32,75 @@ def test_what_was_spent_survives_the_process(path):
         assert again.epsilon() == spent == pytest.approx(plan().epsilon(rounds=2), rel=1e-12)
 
 
-def test_a_payment_is_on_disk_before_spend_returns(path):
-    """Another process ends abruptly right after spending: no commit can be outstanding."""
-    code = f"""
+def crash_after_paying(path, *nonces):
+    """Another process pays and ends abruptly: nothing is closed, merged or cleared away."""
+    code = """
 import os, pathlib, sys
-sys.path.insert(0, {str(path.parent)!r})
 import msgspec
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.ledger import SqliteLedger
-plan = msgspec.json.decode(sys.argv[1], type=PrivacyPlan)
-SqliteLedger(pathlib.Path({str(path)!r}), plan).spend(plan.round_event, 0, "x")
+plan = msgspec.json.decode(sys.argv[2], type=PrivacyPlan)
+ledger = SqliteLedger(pathlib.Path(sys.argv[1]), plan)
+for t, nonce in enumerate(sys.argv[3:]):
+    ledger.spend(plan.round_event, t, nonce)
 os._exit(9)
 """
-    import msgspec
-
-    done = subprocess.run([sys.executable, "-c", code, msgspec.json.encode(plan()).decode()])
+    promise = msgspec.json.encode(plan()).decode()
+    done = subprocess.run([sys.executable, "-c", code, str(path), promise, *nonces])
     assert done.returncode == 9
+
+
+def test_a_payment_is_on_disk_before_spend_returns(path):
+    crash_after_paying(path, "x")
     with SqliteLedger(path, plan()) as ledger:
         assert [entry.nonce for entry in ledger.entries] == ["x"]
+
+
+def contents(folder):
+    return {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
+
+
+def test_reading_writes_nothing_and_sees_what_a_crash_left_unmerged(path, tmp_path):
+    crash_after_paying(path, "x", "y")
+    before = contents(tmp_path)
+    assert set(before) == {"ledger.sqlite", "ledger.sqlite-wal"}
+    # The file alone knows nothing: the payments are in the log.
+    alone = tmp_path.parent / f"{tmp_path.name}-alone.sqlite"
+    shutil.copy(path, alone)
+    assert read_ledger(alone).problems
+    assert [entry.nonce for entry in read_ledger(path).entries] == ["x", "y"]
+    assert contents(tmp_path) == before
+    SqliteLedger(path, plan()).close()
+    before = contents(tmp_path)
+    assert set(before) == {"ledger.sqlite"}
+    assert len(read_ledger(path).entries) == 2
+    assert contents(tmp_path) == before
+
+
+def test_reading_in_its_own_process_does_not_lose_the_writers_lock(path):
+    """POSIX drops all of a process's locks on a file when it closes any handle to it."""
+    with SqliteLedger(path, plan()):
+        assert "is in use" in read_ledger(path).problems[0]
+        code = """
+import pathlib, sys
+from dpfedls.privacy.ledger import read_ledger
+print(read_ledger(pathlib.Path(sys.argv[1])).problems[0])
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True
+        )
+        assert "is in use" in done.stdout, done.stderr
+
+
+def test_a_full_disk_is_said_in_words_and_nothing_counts_as_paid(path):
+    with SqliteLedger(path, plan()) as ledger:
+        pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+        ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+        pay(ledger, 0)
+        with pytest.raises(InputError, match=r"cannot be written .*nothing was released"):
+            pay(ledger, 1, nonce="longer than a page" * 999)
+        paid = list(ledger.entries)
+    assert read_ledger(path).entries == paid == [Entry(0, plan().round_event, "n0")]
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])

@@ -4,10 +4,13 @@ import math
 
 import pytest
 
+import dpfedls
 from dpfedls import FixedSizeSampling
 from dpfedls.privacy.curve import epsilon_by_round
-from dpfedls.privacy.statement import statement, text
-from federations import plan
+from dpfedls.privacy.statement import statement
+from dpfedls.privacy.wording import text
+from dpfedls.runs.jsonable import plain
+from federations import linear_clients, local, plan, start_model
 
 
 @pytest.mark.parametrize("sampler", [{}, {"sampler": FixedSizeSampling(cohort=5)}])
@@ -49,6 +52,65 @@ def test_one_page_of_text_says_what_matters():
     open_ = text(statement(plan(noise_multiplier=0), mode="simulation"))
     assert "NOT private" in open_
     assert "ε = ∞" in open_
+
+
+def test_only_a_durable_ledger_is_said_to_be_paid():
+    durable = statement(plan(), mode="simulation")
+    memory = statement(plan(), mode="simulation", ledger="memory")
+    paid = "each round is paid for in the ledger before its noise is drawn"
+    assert paid in durable["enforced"]
+    assert paid not in memory["enforced"]
+    assert any("no ledger on disk" in line for line in memory["assumed"])
+    assert not any("no ledger on disk" in line for line in durable["assumed"])
+
+
+def test_a_run_in_memory_claims_no_ledger():
+    result = dpfedls.train(
+        model=start_model(), clients=linear_clients(), plan=plan(rounds=1), local=local()
+    )
+    assert result.privacy_statement()["ledger"] == "memory"
+
+
+def test_what_is_known_is_said_and_what_is_not_is_not():
+    silent = text(statement(plan(), mode="deployed"))
+    told = text(
+        statement(
+            plan(),
+            mode="deployed",
+            most_samples=37,
+            test_from="public images",
+            observers="the hospital's own staff",
+        )
+    )
+    for phrase in ("at most 37 samples", "public images", "the hospital's own staff"):
+        assert phrase in told
+        assert phrase not in silent
+    assert "other models trained on the same people" in silent
+    assert "None" not in silent + told
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups"),
+    [
+        ({"noise_multiplier": 0.5}, "4 people no finite bound (δ grows"),
+        ({"noise_multiplier": 0}, "4 people no finite bound (no noise was added)"),
+        ({"noise_multiplier": 20.0}, "4 people ε = "),
+    ],
+)
+def test_a_bound_that_is_not_there_is_said_in_words(changes, groups):
+    """As made, and as it comes back from JSON, where infinity is null."""
+    facts = statement(plan(**changes), mode="simulation")
+    for values in (facts, plain(facts)):
+        page = text(values)
+        assert groups in page
+        assert "none," not in page
+        assert "tightest" not in page
+        assert ("ε = ∞" in page) == (changes["noise_multiplier"] == 0)
+
+
+def test_a_run_without_clipping_can_be_read_back():
+    facts = plain(statement(plan(clip_norm=math.inf, noise_multiplier=0), mode="simulation"))
+    assert "clipped to ∞" in text(facts)
 
 
 def test_epsilon_by_round_is_exact_or_rounded_up():

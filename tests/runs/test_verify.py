@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from torch import nn
 
 from dpfedls import InputError
+from dpfedls.parameters import Layout
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.folder import read_rounds
-from dpfedls.runs.verify import verify
+from dpfedls.runs.model_file import model_metadata, trained_vector
+from dpfedls.runs.seal import seal
+from dpfedls.runs.verify import read_statement, verify
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +72,21 @@ def rewrite(path, change):
         (lambda f: (f / "privacy.json").unlink(), "no readable privacy.json"),
         (lambda f: (f / "ledger.sqlite").unlink(), "ledger.sqlite is missing"),
         (lambda f: (f / FILE).unlink(), "is missing although rounds were paid"),
-        (lambda f: (f / "model.safetensors").unlink(), "digests of the files that are here"),
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda f: (f / "report.html").unlink(), "report.html is missing"),
+        (
+            lambda f: rewrite(f / "privacy.json", lambda v: v["files"].pop("report.html")),
+            "report.html is not among the files",
+        ),
+        (
+            lambda f: rewrite(f / "privacy.json", lambda v: v.pop("files")),
+            "does not list the digests",
+        ),
+        (
+            lambda f: rewrite(f / "privacy.json", lambda v: v.update(approved="yes")),
+            "privacy.json was altered since it was written",
+        ),
+        (lambda f: (f / "privacy.json").write_text("[1]"), "no readable privacy.json"),
         (lambda f: (f / "rounds.jsonl").write_text("{"), "cannot be read"),
         (lambda f: (f / "rounds.jsonl").write_text('{"round": 2}\n'), "one after another"),
         (
@@ -88,6 +108,97 @@ def test_each_problem_is_named(copy, change, problem):
     found = verify(copy)
     assert not found["valid"]
     assert any(problem in line for line in found["problems"]), found["problems"]
+
+
+def test_a_smaller_epsilon_in_the_report_is_noticed(copy):
+    """The report is what people read, so it is evidence too."""
+    page = (copy / "report.html").read_text()
+    epsilon = f"ε = {verify(copy)['spent_epsilon']:.4g}"
+    assert epsilon in page
+    (copy / "report.html").write_text(page.replace(epsilon, "ε = 0.1"))
+    found = verify(copy)
+    assert found["problems"] == ["report.html is not the file that privacy.json was made from"]
+
+
+def test_another_model_is_noticed_even_if_the_seal_is_made_anew(copy):
+    """Swapped weights, then digests to match: the checkpoint still knows what was released."""
+    raw = bytearray((copy / "model.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(raw)
+    facts = {k: v for k, v in read_statement(copy).items() if k != "files"}
+    seal(copy, facts)
+    assert verify(copy)["problems"] == [
+        "model.safetensors does not hold the weights of the checkpoint"
+    ]
+    (copy / "model.safetensors").write_bytes(raw[:40])
+    seal(copy, facts)
+    assert "is not a model that dpfedls wrote" in verify(copy)["problems"][0]
+
+
+def test_a_model_whose_tensors_are_not_in_the_order_of_their_names_is_the_checkpoints(tmp_path):
+    """safetensors sorts by name; the flat vector goes through the modules, the frozen left out."""
+    from safetensors.torch import save
+
+    model = nn.Sequential()
+    for name in ("z", "frozen", "a"):
+        model.add_module(name, nn.Linear(2, 3))
+    model.frozen.requires_grad_(False)
+    layout = Layout.of(model)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(save(model.state_dict(), model_metadata("simulation", layout.names)))
+    assert trained_vector(path).tobytes() == layout.read(model).numpy().tobytes()
+
+
+def listing(folder):
+    return {
+        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns)
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
+
+
+def test_verifying_leaves_the_evidence_as_it_was(copy):
+    before = listing(copy)
+    assert verify(copy)["valid"]
+    assert listing(copy) == before
+
+
+def test_a_run_that_crashed_is_read_with_what_its_log_holds(copy, tmp_path):
+    """The process dies in round 3, so the last payments are in the write-ahead log only."""
+    code = """
+import os, pathlib, sys
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs import run as runs
+settings = ["plan.num_clients=60", "plan.rounds=5", "plan.noise_multiplier=1.0"]
+def stop(log):
+    if log.round == 3:
+        os._exit(9)
+runs.start(recipes.read("synthetic", settings), pathlib.Path(sys.argv[1]), stop)
+"""
+    folder = tmp_path / "crashed"
+    assert subprocess.run([sys.executable, "-c", code, str(folder)]).returncode == 9
+    before = listing(folder)
+    assert "ledger.sqlite-wal" in before
+    found = verify(folder)
+    assert listing(folder) == before
+    assert 0 < found["spent_epsilon"] < verify(copy)["spent_epsilon"]
+    assert [c["check"] for c in found["checks"] if not c["ok"]] == [
+        "the run was finished and sealed"
+    ]
+    assert f"dpfedls resume {folder}" in found["problems"][0]
+    runs.resume(folder)
+    assert verify(folder)["valid"]
+
+
+def test_the_verdict_says_what_was_looked_at(copy):
+    found = verify(copy)
+    assert (found["mode"], found["relation"]) == ("simulation", "add-or-remove-one")
+    assert found["delta"] == pytest.approx(60**-1.1)
+    assert len(found["checks"]) == 8
+    assert all(check["ok"] and not check["detail"] for check in found["checks"])
+    (copy / "rounds.jsonl").write_text("{")
+    broken = {c["check"]: c["detail"] for c in verify(copy)["checks"] if not c["ok"]}
+    assert "cannot be read" in broken["every round in the log was paid for"]
 
 
 def test_a_round_released_but_not_paid_for_is_named(finished, tmp_path):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from dpfedls.commands.output import Json, answer, pairs
+from dpfedls.commands.output import Json, answer, pairs, shown
 from dpfedls.errors import InputError, require_fraction, require_positive
 
 if TYPE_CHECKING:
@@ -171,10 +172,15 @@ def rounds(
 
 @app.command()
 def statement(run: RunFolder, json: Json = False) -> None:
-    """The privacy statement of a run."""
-    from dpfedls.privacy.statement import text
+    """The privacy statement of a run, if it is what the run's ledger gives."""
+    from dpfedls.privacy.wording import text
     from dpfedls.runs.verify import read_statement
+    from dpfedls.runs.verify import verify as verify_run
 
+    for problem in (problems := verify_run(run)["problems"]):
+        print(f"dpfedls: not to be relied on: {problem}", file=sys.stderr)
+    if problems:  # nobody should be able to sign what does not hold
+        raise typer.Exit(1)
     values = read_statement(run)
     answer(values, json, text(values))
 
@@ -185,11 +191,44 @@ def verify(run: RunFolder, json: Json = False) -> None:
     from dpfedls.runs.verify import verify as verify_run
 
     values = verify_run(run)
-    verdict = "valid" if values["valid"] else "NOT valid"
-    lines = [f"{verdict}: ε = {values['spent_epsilon']:.6g} was spent", *values["problems"]]
-    answer(values, json, "\n".join(lines))
+    answer(values, json, _checklist(values))
     if not values["valid"]:
         raise typer.Exit(1)
+
+
+@app.command()
+def total(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs on the same people.")],
+    delta: Annotated[float | None, typer.Option(help="δ; the largest of the runs' own.")] = None,
+    json: Json = False,
+) -> None:
+    """What several runs on the same people cost together."""
+    from dpfedls.runs.total import total as total_of
+
+    values = total_of(runs, delta)
+    each = [
+        f"  {r['run']}: {r['rounds']} rounds of {r['clients']} clients, ε = "
+        f"{shown(r['epsilon'])} at δ = {shown(r['delta'])}"
+        for r in values["runs"]
+    ]
+    together = (
+        f"ε = {shown(values['epsilon'])} at δ = {shown(values['delta'])} for each person "
+        f"({values['relation'].replace('-', ' ')}), over all of"
+    )
+    assumed = [f"assumed: {line}" for line in values["assumed"]]
+    answer(values, json, "\n".join([together, *each, *assumed]))
+
+
+def _checklist(values: dict[str, Any]) -> str:
+    verdict = "valid" if values["valid"] else "NOT valid"
+    lines = [
+        f"{verdict}: ε = {shown(values['spent_epsilon'])} at δ = {shown(values['delta'])} was "
+        f"spent for each person ({values['relation'].replace('-', ' ')}), {values['mode']}"
+    ]
+    for check in values["checks"]:
+        detail = f": {check['detail']}" if check["detail"] else ""
+        lines.append(f"{'✓' if check['ok'] else '✗'} {check['check']}{detail}")
+    return "\n".join(lines)
 
 
 def _paper_noise(plan: PrivacyPlan, epsilon: float) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpfedls.commands.output import Json, answer, pairs
-from dpfedls.errors import InputError
+from dpfedls.errors import InputError, Stopped
 
 if TYPE_CHECKING:
     from dpfedls.runs.recipe import Recipe
@@ -75,13 +78,20 @@ def run(
     settings = list(set_ or [])
     settings += [] if seed is None else [f"seed={seed}"]
     settings += [] if device is None else [f'device="{device}"']
-    with find_workers() as workers:
-        if workers.rank > 0:
-            assist(workers)
-            return
-        chosen = recipes.read(recipe, settings)
-        folder = out or new_folder(None, f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}")
-        finish(start(chosen, folder, watching(chosen, folder), workers), json)
+    folder = out
+    try:
+        with find_workers() as workers:
+            if workers.rank > 0:
+                assist(workers)
+                return
+            chosen = recipes.read(recipe, settings)
+            name = f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}"
+            if folder is None:
+                refuse_a_second(name)
+                folder = new_folder(None, name)
+            finish(start(chosen, folder, watching(chosen, folder), workers), json)
+    except KeyboardInterrupt as interrupt:
+        raise stopped(folder) from interrupt
 
 
 def resume(
@@ -95,11 +105,14 @@ def resume(
     from dpfedls.runs.simulate import assist
     from dpfedls.runs.simulate import resume as go_on
 
-    with find_workers() as workers:
-        if workers.rank > 0:
-            assist(workers)
-            return
-        finish(go_on(run, watching(read_recipe(run), run), workers, trust=trust), json)
+    try:
+        with find_workers() as workers:
+            if workers.rank > 0:
+                assist(workers)
+                return
+            finish(go_on(run, watching(read_recipe(run), run), workers, trust=trust), json)
+    except KeyboardInterrupt as interrupt:
+        raise stopped(run) from interrupt
 
 
 def report(
@@ -149,11 +162,34 @@ def new_folder(out: Path | None, name: str) -> Path:
                 f"{out} already holds files; nothing was touched: choose another --out"
             )
         return out
-    folder, k = Path("runs") / name, 1
-    while folder.exists():
-        k += 1
-        folder = Path("runs") / f"{name}-{k}"
-    return folder
+    return next(folder for folder in _numbered(name) if not folder.exists())
+
+
+def refuse_a_second(name: str) -> None:
+    """The same command after Ctrl-C must not quietly train, and pay for, everything once more."""
+    for folder in itertools.takewhile(Path.exists, _numbered(name)):
+        if (folder / "recipe.toml").is_file() and not (folder / "privacy.json").is_file():
+            raise InputError(
+                f"{folder} holds an unfinished run of this very recipe; a second one would be "
+                f"paid for as well: go on with dpfedls resume {shlex.quote(str(folder))}, or "
+                "choose another folder with --out"
+            )
+
+
+def stopped(folder: Path | None) -> Stopped:
+    """What Ctrl-C leaves, and how to go on."""
+    if folder is None or not (folder / "recipe.toml").is_file():
+        return Stopped("stopped before the first round; nothing was written")
+    return Stopped(
+        "stopped; every finished round is kept, go on with: dpfedls resume "
+        f"{shlex.quote(str(folder))}"
+    )
+
+
+def _numbered(name: str) -> Iterator[Path]:
+    """The folders runs/NAME, runs/NAME-2 and so on."""
+    yield Path("runs") / name
+    yield from (Path("runs") / f"{name}-{k}" for k in itertools.count(2))
 
 
 def watching(recipe: Recipe, folder: Path) -> list[Watch]:

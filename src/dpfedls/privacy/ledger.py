@@ -6,7 +6,6 @@ back to an old checkpoint, or crashing at any moment, never lowers what was spen
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import sqlite3
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.privacy import chain
 from dpfedls.privacy.accountants import epsilon, rounds_for
 from dpfedls.privacy.curve import epsilon_by_round
 from dpfedls.privacy.event import RoundEvent
@@ -97,9 +97,9 @@ class SqliteLedger(MemoryLedger):
         super().__init__(plan, budget)
         self.path, self.heads = path, [""]
         opening = {"format": 1, "plan": plan, "budget": budget, "recipe": recipe}
-        self._connection = _connect(path)
+        self._connection = chain.open_to_write(path, wait=0.2, alone=True)
         try:
-            self._prepare(msgspec.json.decode(msgspec.json.encode(opening)))
+            self.run = self._prepare(msgspec.json.decode(msgspec.json.encode(opening)))
         except BaseException:
             self._connection.close()
             raise
@@ -109,46 +109,34 @@ class SqliteLedger(MemoryLedger):
         """The digest of everything up to now."""
         return self.heads[-1]
 
-    def _prepare(self, opening: dict[str, Any]) -> None:
-        try:
-            self._connection.executescript(_SCHEMA)
-        except sqlite3.OperationalError as error:
-            raise InputError(
-                f"{self.path} is in use by another process; two writers could both spend the last "
-                "of the budget: wait for it to end, or stop it"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise InputError(
-                f"{self.path} is not a ledger ({error}); what was spent cannot be known from it: "
-                "restore the file from a backup or start a new run"
-            ) from error
-        rows = _rows(self._connection)
-        if rows:
-            found = check_chain(rows)
-            if found.problems:
-                raise InputError(
-                    f"{self.path}: {found.problems[0]}; the account of what was spent cannot be "
-                    "trusted: restore the file from a backup or start a new run"
-                )
-            if found.opening | opening != found.opening:
-                raise InputError(
-                    f"{self.path} was opened for another plan, budget or recipe; a promise is not "
-                    "edited: start a new run in another folder"
-                )
-            self.entries, self.heads = dict.fromkeys(found.entries), found.heads
-        else:
+    def _prepare(self, opening: dict[str, Any]) -> str:
+        """Open the account, or find it as it was opened; the run's own name."""
+        rows = chain.rows_after(self._connection)
+        if not rows:
             # A name of its own tells this ledger from that of another run of the same recipe.
-            self._append(msgspec.json.encode(opening | {"run": secrets.token_hex(8)}))
+            run = secrets.token_hex(8)
+            self._append(msgspec.json.encode(opening | {"run": run}))
+            return run
+        found = read_account(rows)
+        if found.problems:
+            raise InputError(
+                f"{self.path}: {found.problems[0]}; the account of what was spent cannot be "
+                "trusted: restore the file from a backup or start a new run"
+            )
+        if found.opening | opening != found.opening:
+            raise InputError(
+                f"{self.path} was opened for another plan, budget or recipe; a promise is not "
+                "edited: start a new run in another folder"
+            )
+        self.entries, self.heads = dict.fromkeys(found.entries), found.heads
+        return str(found.opening.get("run", ""))
 
     def _record(self, entry: Entry) -> None:
         self._append(msgspec.json.encode(entry))
 
     def _append(self, payload: bytes) -> None:
-        head = _link(self.head, payload)
-        with self._connection:
-            self._connection.execute(
-                "INSERT INTO entries (payload, digest) VALUES (?, ?)", (payload, head)
-            )
+        with chain.transaction(self._connection):
+            head = chain.append(self._connection, self.head, payload)
         self.heads.append(head)
 
     def close(self) -> None:
@@ -172,35 +160,31 @@ class Account(NamedTuple):
 
 
 def read_ledger(path: Path) -> Account:
-    """The account in a ledger file, without writing to it."""
+    """The account in a ledger file; neither it nor its folder is written to."""
     try:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)
-        try:
-            intact = connection.execute("PRAGMA integrity_check").fetchone()[0]
-            rows = _rows(connection)
-        finally:
-            connection.close()
+        verdict, rows = chain.read_rows(path)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # damage reaches SQLite's own messages
-        if "locked" in str(error):
-            return Account({}, [], [], [f"{path.name} is in use: the run is going on; wait for it"])
-        return Account({}, [], [], [f"{path.name} cannot be read as a ledger ({error})"])
-    if intact != "ok":
-        return Account({}, [], [], [f"{path.name} fails SQLite's integrity check ({intact})"])
+        if isinstance(error, sqlite3.Error) and chain.is_busy(error):
+            return _no_account(f"{path.name} is in use: the run is going on; wait for it")
+        return _no_account(f"{path.name} cannot be read as a ledger ({error})")
+    if verdict != "ok":
+        return _no_account(f"{path.name} fails SQLite's integrity check ({verdict})")
     if not rows:
-        return Account({}, [], [], [f"{path.name} holds no opening entry"])
-    return check_chain(rows)
+        return _no_account(f"{path.name} holds no opening entry")
+    return read_account(rows)
 
 
-def check_chain(rows: list[tuple[int, bytes, str]]) -> Account:
+def read_account(rows: list[chain.Row]) -> Account:
     """Follow the hash chain from the opening to the last payment."""
-    heads = [""]
-    for expected, (seq, payload, digest) in enumerate(rows, start=1):
-        heads.append(_link(heads[-1], payload) if isinstance(payload, bytes) else "")
-        if seq != expected or heads[-1] != digest:
-            problem = f"entry {expected} breaks the hash chain: it was altered or removed"
-            return Account({}, [], [], [problem])
-    entries = [msgspec.json.decode(payload, type=Entry) for _, payload, _ in rows[1:]]
-    return Account(msgspec.json.decode(rows[0][1]), entries, heads, [])
+    heads, problem = chain.follow(rows, [""])
+    if problem:
+        return _no_account(problem)
+    try:
+        opening = msgspec.json.decode(rows[0][1], type=dict[str, Any])
+        entries = [msgspec.json.decode(payload, type=Entry) for _, payload, _ in rows[1:]]
+    except (msgspec.MsgspecError, UnicodeDecodeError, InputError) as error:
+        return _no_account(f"an entry is not a payment ({error})")
+    return Account(opening, entries, heads, [])
 
 
 def spent_epsilon(plan: PrivacyPlan, entries: Collection[Entry]) -> float:
@@ -208,36 +192,12 @@ def spent_epsilon(plan: PrivacyPlan, entries: Collection[Entry]) -> float:
     return epsilon(list(Counter(e.event for e in entries).items()), plan.target_delta)
 
 
+def _no_account(problem: str) -> Account:
+    return Account({}, [], [], [problem])
+
+
 def _affordable(plan: PrivacyPlan, budget: float | None) -> int:
     """How many rounds the budget covers; without one, those of the plan."""
     if budget is None:
         return plan.rounds
     return rounds_for(budget, event=plan.round_event, delta=plan.target_delta)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=0.2)
-
-
-# EXCLUSIVE keeps the lock for the life of the connection; FULL waits for the disk at each commit.
-_SCHEMA = """
-PRAGMA locking_mode = EXCLUSIVE;
-PRAGMA journal_mode = WAL;
-PRAGMA synchronous = FULL;
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS entries (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, payload BLOB NOT NULL, digest TEXT NOT NULL);
-CREATE TRIGGER IF NOT EXISTS no_update BEFORE UPDATE ON entries
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER IF NOT EXISTS no_delete BEFORE DELETE ON entries
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-COMMIT;
-"""
-
-
-def _rows(connection: sqlite3.Connection) -> list[tuple[int, bytes, str]]:
-    return list(connection.execute("SELECT seq, payload, digest FROM entries ORDER BY seq"))
-
-
-def _link(head: str, payload: bytes) -> str:
-    return hashlib.sha256(head.encode() + b"\n" + payload).hexdigest()

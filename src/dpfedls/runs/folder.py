@@ -13,14 +13,16 @@ from safetensors.torch import save as save_model
 from torch import nn
 
 from dpfedls.errors import InputError
-from dpfedls.privacy.ledger import SqliteLedger
+from dpfedls.parameters import Layout
+from dpfedls.privacy.ledger import Ledger, SqliteLedger
+from dpfedls.privacy.population import JointLedger, Population, population_path
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint, write_whole
-from dpfedls.runs.jsonable import plain
+from dpfedls.runs.model_file import model_metadata
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
-from dpfedls.runs.verify import SEALED, file_digest
+from dpfedls.runs.seal import file_digest, seal
 from dpfedls.server import ServerState
 
 log = logging.getLogger("dpfedls")
@@ -39,7 +41,19 @@ class RunFolder:
                 "known without it: restore it from a backup, or start a new run"
             )
         digest = file_digest(folder / "recipe.toml")
-        self.ledger = SqliteLedger(ledger, recipe.plan, recipe.budget, digest)
+        shared = recipe.population is not None  # then the budget is the population's
+        budget = None if shared else recipe.budget
+        self.ledger = SqliteLedger(ledger, recipe.plan, budget, digest)
+
+    @property
+    def account(self) -> Ledger:
+        """Where a round is paid for: here, and first with the population that the run belongs to."""
+        if self.recipe.population is None:
+            return self.ledger
+        path = population_path(self.folder, self.recipe.population)
+        return JointLedger(
+            self.ledger, Population(path, self.recipe.budget, self.recipe.plan.delta)
+        )
 
     def last_state(self, start: ServerState) -> ServerState:
         """The state of the checkpoint, or ``start`` where no round was released yet."""
@@ -68,7 +82,9 @@ class RunFolder:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Keep what made the run beside it: engine, own code, model."""
-        write_whole(self.folder / "notes.json", json.dumps(facts, indent=2).encode())
+        write_whole(
+            self.folder / "notes.json", json.dumps(facts, indent=2, ensure_ascii=False).encode()
+        )
 
     def record(self, line: RoundRecord, state: ServerState) -> None:
         """Write a released round: the log's line first, then the checkpoint it is found by."""
@@ -84,10 +100,10 @@ class RunFolder:
         self.ledger.close()
         folder, recipe = self.folder, self.recipe
         tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
-        write_whole(folder / "model.safetensors", save_model(tensors, {"mode": recipe.mode}))
-        facts["files"] = {n: file_digest(folder / n) for n in SEALED if (folder / n).is_file()}
-        write_whole(folder / "privacy.json", json.dumps(plain(facts), indent=2).encode())
+        described = model_metadata(recipe.mode, Layout.of(model).names)
+        write_whole(folder / "model.safetensors", save_model(tensors, described))
         write_report(folder, recipe, rounds, facts)
+        seal(folder, facts)  # last: it holds a digest of everything else, the report included
 
     def _checkpoint(self) -> Checkpoint | None:
         if not (self.folder / FILE).is_file():

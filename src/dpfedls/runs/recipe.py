@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import tomli_w
-from msgspec import inspect
 
 from dpfedls.component import Component
 from dpfedls.denoising import (
@@ -34,6 +33,7 @@ from dpfedls.errors import (
 )
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.runs.explain import explain
 from dpfedls.tasks import own
 
 
@@ -207,7 +207,7 @@ def decode(values: dict[str, Any], source: str, settings: list[str]) -> Recipe:
     try:
         return msgspec.convert(values, Recipe)
     except msgspec.ValidationError as error:
-        raise InputError(_explain(str(error), values, source)) from error
+        raise InputError(explain(str(error), values, source, Recipe)) from error
 
 
 def encode(recipe: Recipe) -> str:
@@ -280,39 +280,6 @@ def _override(values: dict[str, Any], setting: str) -> None:
         if not isinstance(values, dict):
             raise InputError(f"setting {setting!r}: {parent!r} is a value and has no parts")
     values[last] = value
-
-
-def _explain(message: str, values: dict[str, Any], source: str) -> str:
-    """msgspec's message with the key in plain words and, for an unknown name, the nearest one."""
-    what, _, where = message.partition(" - at `$")
-    key = where.rstrip("`").lstrip(".")
-    path = key.split(".") if key else []
-    if "unknown field" in what:
-        name = ".".join([*path, what.split("`")[1]])
-        known = [".".join([*path, field]) for field in _known(path, values)]
-        return f"{source}: {unknown('key', name, known)}"
-    if what.lower().startswith(("invalid value", "invalid enum value")):
-        name = what.split("'")[1]
-        return f"{source}: {unknown(f'value of {key}:', name, _known(path, values))}"
-    return f"{source}{', ' if key else ''}{key}: {what[0].lower()}{what[1:]}"
-
-
-def _known(path: list[str], values: Any) -> list[str]:
-    """What may stand at a place of the recipe: keys of a table, kinds, or words of a choice."""
-    kind = inspect.type_info(Recipe)
-    for part in [*path, ""]:
-        if isinstance(kind, inspect.UnionType):
-            options = [t for t in kind.types if isinstance(t, inspect.StructType)]
-            if part == "kind":
-                return [str(t.tag) for t in options]
-            named = values.get("kind") if isinstance(values, dict) else None
-            kind = next((t for t in options if t.tag in (named, None)), kind.types[0])
-        if isinstance(kind, inspect.StructType) and part:
-            kind = {field.encode_name: field.type for field in kind.fields}[part]
-            values = values.get(part) if isinstance(values, dict) else None
-    if isinstance(kind, inspect.LiteralType):
-        return [str(value) for value in kind.values]
-    return [f.encode_name for f in kind.fields] if isinstance(kind, inspect.StructType) else []
 
 
 def _without_none(values: Any) -> Any:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dpfedls.privacy.statement import text
+from dpfedls.privacy.wording import text
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.chart import line_chart
 from dpfedls.runs.checkpoint import write_whole

@@ -65,9 +65,9 @@ class Run:
 
     def check_budget(self, nonce: str) -> None:
         """Raise BudgetExhausted before anybody trains for a round that will not be paid for."""
-        event, ledger = self.recipe.plan.round_event, self._ledger
-        if Entry(self.state.round, event, nonce) not in ledger.entries:
-            ledger.check(event)
+        event = self.recipe.plan.round_event
+        if Entry(self.state.round, event, nonce) not in self._own_ledger.entries:
+            self.server.ledger.check(event)
 
     def _record(self, state: ServerState) -> None:
         """Evaluate a released round, write it down, tell those who watch."""
@@ -80,7 +80,7 @@ class Run:
         clock, self._clock = self._clock, time.perf_counter()
         record = RoundRecord(
             round=state.round,
-            epsilon=plain(self._ledger.epsilon()),
+            epsilon=plain(self._own_ledger.epsilon()),
             clip_norm=plain(self.state.clip_norm),  # the norm that clipped, not the next one
             accuracy=metrics.get("accuracy"),
             loss=metrics.get("loss"),
@@ -107,8 +107,11 @@ class Run:
         facts = statement(
             self.recipe.plan,
             mode=self.recipe.mode,
-            rounds_paid=len(self._ledger.entries),
+            ledger="memory" if self.folder is None else "durable",
+            rounds_paid=len(self._own_ledger.entries),
             ledger_head=None if self.folder is None else self.folder.ledger.head,
+            most_samples=getattr(self.task.data, "most_samples", None),
+            test_from=self.task.test_from or None,
         )
         if self.folder is not None:
             self.folder.seal(self.model, self.history, facts)
@@ -116,8 +119,9 @@ class Run:
         return Result(self.model, self.recipe, self.history, facts, self.engine, folder, exhausted)
 
     @property
-    def _ledger(self) -> MemoryLedger:
-        ledger = self.server.ledger
+    def _own_ledger(self) -> MemoryLedger:
+        """What this run has spent; a population's ledger may stand before it."""
+        ledger = self.server.ledger if self.folder is None else self.folder.ledger
         assert isinstance(ledger, MemoryLedger)
         return ledger
 
@@ -143,7 +147,7 @@ def open_run(
         return Run(recipe, task, model, server, start, engine, None, watch)
     kept = RunFolder(folder, recipe)
     try:
-        server = replace(server, ledger=kept.ledger)
+        server = replace(server, ledger=kept.account)
         state = kept.last_state(start)
         run = Run(recipe, task, model, server, state, engine, kept, watch)
         run.history = kept.trimmed(state.round)

@@ -1,13 +1,15 @@
-"""Recompute a run's privacy from its folder, and name whatever does not add up. Needs no torch."""
+"""Recompute a run's privacy from its folder, and name whatever does not add up. Needs no torch.
+
+Nothing is written: the folder may be evidence on a read-only disk.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,27 +19,50 @@ from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.statement import statement
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.jsonable import plain
+from dpfedls.runs.model_file import trained_vector
+from dpfedls.runs.seal import SEALED, STATEMENT, content_digest, file_digest
 
-SEALED = ("recipe.toml", "rounds.jsonl", "ledger.sqlite", str(FILE), "model.safetensors")
+
+class Check(NamedTuple):
+    """One thing that was looked at, and what is wrong with it."""
+
+    what: str
+    problems: list[str]
 
 
 def verify(folder: Path) -> dict[str, Any]:
     """Whether the folder's privacy account holds together, what was spent, and each problem."""
     plan, mode = read_promise(folder)
     ledger = folder / "ledger.sqlite"
-    if not ledger.is_file():
-        return _verdict(math.inf, [f"{ledger.name} is missing: nobody can say what was spent"])
-    account = read_ledger(ledger)
+    if ledger.is_file():
+        account = read_ledger(ledger)
+    else:
+        missing = f"{ledger.name} is missing: nobody can say what was spent"
+        account = Account({}, [], [], [missing])
+    checks = [Check("the ledger's hash chain is unbroken", account.problems)]
     if account.problems:
-        return _verdict(math.inf, account.problems)
-    spent = spent_epsilon(plan, account.entries)
-    problems = [
-        *_opening_problems(folder, account, plan, mode),
-        *_checkpoint_problems(folder, account),
-        *_log_problems(folder, account),
-        *_statement_problems(folder, account, plan, mode),
+        return _verdict(plan, mode, math.inf, checks)
+    state, damage = _checkpoint(folder, account)
+    checks += [
+        Check("the ledger was opened for this recipe", _opening_problems(folder, account, plan)),
+        Check(f"the noise was drawn as {mode} draws it", _noise_problems(account, mode)),
+        Check("every round in the checkpoint was paid for", damage),
+        Check("every round in the log was paid for", _log_problems(folder, account)),
     ]
-    return _verdict(spent, problems)
+    try:
+        stated = read_statement(folder)
+    except InputError as error:
+        checks.append(Check("the run was finished and sealed", [str(error)]))
+    else:
+        checks += [
+            Check(
+                "the statement is what the ledger gives",
+                _statement_problems(stated, account, plan, mode),
+            ),
+            Check("no file was altered since the run was sealed", _file_problems(folder, stated)),
+            Check("the model is the checkpoint's", _model_problems(folder, state)),
+        ]
+    return _verdict(plan, mode, spent_epsilon(plan, account.entries), checks)
 
 
 def read_promise(folder: Path) -> tuple[PrivacyPlan, str]:
@@ -60,7 +85,9 @@ def read_promise(folder: Path) -> tuple[PrivacyPlan, str]:
 def read_statement(folder: Path) -> dict[str, Any]:
     """The privacy statement of a run folder."""
     try:
-        return json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
+        return msgspec.convert(
+            json.loads((folder / STATEMENT).read_text(encoding="utf-8")), dict[str, Any]
+        )
     except (OSError, ValueError) as error:
         raise InputError(
             f"{folder} has no readable privacy.json ({error}); finish the run with: "
@@ -68,34 +95,47 @@ def read_statement(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _verdict(plan: PrivacyPlan, mode: str, spent: float, checks: list[Check]) -> dict[str, Any]:
+    problems = [problem for check in checks for problem in check.problems]
+    return {
+        "valid": not problems,
+        "spent_epsilon": spent,
+        "delta": plan.target_delta,
+        "relation": plan.relation,
+        "mode": mode,
+        "checks": [
+            {"check": check.what, "ok": not check.problems, "detail": "; ".join(check.problems)}
+            for check in checks
+        ],
+        "problems": problems,
+    }
 
 
-def _verdict(spent: float, problems: list[str]) -> dict[str, Any]:
-    return {"valid": not problems, "spent_epsilon": spent, "problems": problems}
-
-
-def _opening_problems(folder: Path, account: Account, plan: PrivacyPlan, mode: str) -> list[str]:
+def _opening_problems(folder: Path, account: Account, plan: PrivacyPlan) -> list[str]:
     problems = []
     if account.opening.get("recipe") != file_digest(folder / "recipe.toml"):
         problems.append("recipe.toml is not the recipe that the ledger was opened for")
     if any(entry.event != plan.round_event for entry in account.entries):
         problems.append("the ledger holds rounds that the plan does not describe")
-    seeded = any(entry.nonce.startswith("simulation") for entry in account.entries)
-    if seeded != (mode == "simulation") and account.entries:
-        problems.append(f"recipe.toml says {mode}, but the ledger's noise is of another kind")
     return problems
 
 
-def _checkpoint_problems(folder: Path, account: Account) -> list[str]:
+def _noise_problems(account: Account, mode: str) -> list[str]:
+    seeded = any(entry.nonce.startswith("simulation") for entry in account.entries)
+    if seeded != (mode == "simulation") and account.entries:
+        return [f"recipe.toml says {mode}, but the ledger's noise is of another kind"]
+    return []
+
+
+def _checkpoint(folder: Path, account: Account) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint if it can be read, and what is wrong with it."""
     if not (folder / FILE).is_file():
-        return [] if not account.entries else [f"{FILE} is missing although rounds were paid for"]
+        lost = f"{FILE} is missing although rounds were paid for"
+        return None, [lost] if account.entries else []
     try:
         state = Checkpoint.load(folder)
     except InputError as error:
-        return [str(error)]
+        return None, [str(error)]
     problems = []
     paid = {entry.round for entry in account.entries}
     unpaid = [t for t in range(state.round) if t not in paid]
@@ -103,7 +143,7 @@ def _checkpoint_problems(folder: Path, account: Account) -> list[str]:
         problems.append(f"the checkpoint holds round {unpaid[0] + 1}, which was never paid for")
     if state.ledger_head not in account.heads:
         problems.append("the checkpoint was not made after any entry of this ledger")
-    return problems
+    return state, problems
 
 
 def _log_problems(folder: Path, account: Account) -> list[str]:
@@ -122,31 +162,65 @@ def _log_problems(folder: Path, account: Account) -> list[str]:
     return []
 
 
-def _statement_problems(folder: Path, account: Account, plan: PrivacyPlan, mode: str) -> list[str]:
+def _statement_problems(
+    stated: dict[str, Any], account: Account, plan: PrivacyPlan, mode: str
+) -> list[str]:
     """The statement must be, word for word, the one that these entries give."""
+    if stated.get("ledger_head") != account.heads[-1]:
+        return [f"{STATEMENT} was not made from this ledger: rounds were paid for since"]
+    facts = statement(
+        plan,
+        mode=mode,
+        rounds_paid=len(account.entries),
+        ledger_head=account.heads[-1],
+        **_told(stated),
+    )
+    return [
+        f"{STATEMENT} says {key} = {stated.get(key)!s:.60}, but it is {value!s:.60}"
+        for key, value in plain(facts).items()
+        if key != "versions" and not _same(stated.get(key), value)
+    ]
+
+
+def _told(stated: dict[str, Any]) -> dict[str, Any]:
+    """What plan and ledger do not know: taken as stated, for the seal to guard."""
+    told = {key: stated.get(key) for key in ("test_from", "observers")}
+    mechanism = stated.get("mechanism")
+    if isinstance(mechanism, dict):
+        told["most_samples"] = mechanism.get("most_samples")
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def _file_problems(folder: Path, stated: dict[str, Any]) -> list[str]:
+    sealed = stated.get("files")
+    if not isinstance(sealed, dict):
+        return [f"{STATEMENT} does not list the digests of the run's files"]
+    problems = []
+    if sealed.get(STATEMENT) != content_digest(stated):
+        problems.append(f"{STATEMENT} was altered since it was written")
+    for name in SEALED:
+        there = (folder / name).is_file()
+        if there and name not in sealed:
+            problems.append(f"{name} is not among the files that {STATEMENT} was made from")
+        elif not there and name in sealed:
+            problems.append(f"{name} is missing")
+        elif there and file_digest(folder / name) != sealed[name]:
+            problems.append(f"{name} is not the file that {STATEMENT} was made from")
+    return problems
+
+
+def _model_problems(folder: Path, state: Checkpoint | None) -> list[str]:
+    """Bit for bit: the model that people are given is the one that was paid for."""
+    path = folder / "model.safetensors"
+    if state is None or not path.is_file():  # named already
+        return []
     try:
-        stated = read_statement(folder)
+        trained = trained_vector(path)
     except InputError as error:
         return [str(error)]
-    paid, head = len(account.entries), account.heads[-1]
-    facts = plain(statement(plan, mode=mode, rounds_paid=paid, ledger_head=head))
-    if stated.get("ledger_head") != head:
-        return ["privacy.json was not made from this ledger: rounds were paid for since"]
-    problems = [
-        f"privacy.json says {key} = {stated.get(key)!s:.60}, but it is {facts[key]!s:.60}"
-        for key in facts
-        if key != "versions" and not _same(stated.get(key), facts[key])
-    ]
-    sealed = stated.get("files")
-    if not isinstance(sealed, dict) or set(sealed) != {n for n in SEALED if (folder / n).exists()}:
-        problems.append("privacy.json does not list the digests of the files that are here")
-        return problems
-    problems += [
-        f"{name} is not the file that privacy.json was made from"
-        for name, digest in sealed.items()
-        if file_digest(folder / name) != digest
-    ]
-    return problems
+    if trained.tobytes() != state.average.tobytes():
+        return [f"{path.name} does not hold the weights of the checkpoint"]
+    return []
 
 
 def _same(stated: Any, found: Any) -> bool:

@@ -16,6 +16,7 @@ from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.files import data_file
 from dpfedls.tasks.models import logistic_regression
 from dpfedls.tasks.partition import dirichlet, iid
+from dpfedls.tasks.reading import reading
 from dpfedls.tasks.task import Task
 
 MEAN, STDDEV = 0.1307, 0.3081  # of the 60,000 training images, scaled to [0, 1]
@@ -61,11 +62,11 @@ def _read(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
 
 def read_idx(path: Path) -> np.ndarray:
     """The bytes of an idx file, in the shape that its header says."""
-    with gzip.open(path) as file:
+    with reading(path), gzip.open(path) as file:
         raw = file.read()
-    dims = raw[3]
-    shape = np.frombuffer(raw, dtype=">i4", count=dims, offset=4)
-    return np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * dims).reshape(shape)
+        dims = raw[3]
+        shape = np.frombuffer(raw, dtype=">i4", count=dims, offset=4)
+        return np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * dims).reshape(shape)
 
 
 def standardised(pixels: np.ndarray) -> Tensor:

@@ -24,6 +24,7 @@ from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.files import data_file
 from dpfedls.tasks.models import character_lstm
+from dpfedls.tasks.reading import reading
 from dpfedls.tasks.task import Task
 
 WINDOW = 80
@@ -64,7 +65,8 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
 @functools.cache
 def _read() -> tuple[Tensor, int, np.ndarray]:
     """The text as small numbers, how many characters there are, each role's begin and end."""
-    with gzip.open(data_file("shakespeare", "t8.shakespeare.txt.gz"), "rt") as file:
+    path = data_file("shakespeare", "t8.shakespeare.txt.gz")
+    with reading(path), gzip.open(path, "rt") as file:
         said = speeches(file.read())
     said = {name: s for name, s in said.items() if 0.7 * (len(s) - WINDOW) >= LEAST_TRAINED}
     letters = sorted(set("".join(said.values())))

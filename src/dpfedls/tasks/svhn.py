@@ -11,6 +11,7 @@ from dpfedls.tasks.files import data_file
 from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.pretrain import pretrained_cnn
+from dpfedls.tasks.reading import reading
 from dpfedls.tasks.task import Task
 
 # Of the training images, colour by colour.
@@ -45,7 +46,8 @@ def _task(num_clients: int, streams: SeededStreams, network: nn.Sequential) -> T
 
 def make_small(num_clients: int, streams: SeededStreams) -> Task:
     """4,000 of the first 5,000 test images among the clients; the other 1,000 are the test."""
-    with np.load(data_file("svhn", "svhn_test_first5000_32x32.npz")) as file:
+    path = data_file("svhn", "svhn_test_first5000_32x32.npz")
+    with reading(path), np.load(path) as file:
         features, targets = _tensors(file["X"].transpose(0, 3, 1, 2), file["y"])
     order = torch.from_numpy(streams.generator("split").permutation(len(targets)))
     trained, held = order[:4000], order[4000:]
@@ -57,7 +59,9 @@ def make_small(num_clients: int, streams: SeededStreams) -> Task:
 def _read_mat(name: str) -> tuple[Tensor, Tensor]:
     from scipy.io import loadmat
 
-    content = loadmat(data_file("svhn", name))
+    path = data_file("svhn", name)
+    with reading(path):
+        content = loadmat(path)
     labels = content["y"].reshape(-1) % 10  # the files write 0 as 10
     return _tensors(content["X"].transpose(3, 2, 0, 1), labels)
 

@@ -1,0 +1,145 @@
+"""The privacy statement in words: its sentences, and one page of Markdown for people to sign."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias
+
+LedgerKind: TypeAlias = Literal["durable", "memory"]
+
+OBSERVERS = "anybody, for ever, whatever else they know"
+TRUST = {
+    "simulation": "one machine holds everyone's data; nobody is protected from it",
+    "deployed": "the server sees clipped updates and is trusted to add noise; everyone else, "
+    "clients included, sees releases only",
+}
+
+
+def enforced(ledger: LedgerKind, most_samples: int | None) -> list[str]:
+    """What the code sees to itself."""
+    paid = {
+        "durable": "each round is paid for in the ledger before its noise is drawn",
+        "memory": "each round is counted before its noise is drawn, for as long as the process "
+        "lives",
+    }
+    few = [] if most_samples is None else [f"at most {most_samples} samples of a person are used"]
+    return [
+        "every update has ℓ2 norm at most the clip norm, measured in float64; one with NaN or "
+        "infinity counts as zero",
+        *few,
+        "all clients weigh the same, and the denominator is the public expected cohort",
+        "noise level, denominator and number of rounds do not depend on anybody's data",
+        paid[ledger],
+        "denoising, averaging and evaluation see releases only",
+    ]
+
+
+def assumed(mode: str, ledger: LedgerKind) -> list[str]:
+    """What must hold beside, and nobody checked."""
+    forgetful = "this is the only time it ran: no ledger on disk remembers another"
+    one = "one person is one client and appears only once"
+    rest = {
+        "simulation": ["the deployed run samples, clips and adds noise as this one did"],
+        "deployed": [
+            "the server runs this code unaltered, and who takes part stays secret",
+            "samples are well formed: a malformed one stops a run before it starts, for all to see",
+            "the operating system's entropy is good",
+        ],
+    }
+    return [one, *rest[mode], *([forgetful] if ledger == "memory" else [])]
+
+
+def not_covered(test_from: str | None) -> list[str]:
+    """What ε says nothing about."""
+    accuracy = "accuracy reported on samples that belong to the people trained on"
+    if test_from is not None:
+        accuracy += f" (here the test samples are from: {test_from})"
+    return [
+        "other models trained on the same people: what they cost adds up (dpfedls privacy total)",
+        "hyper-parameters tuned on the same people's data",
+        "data used to pre-train or to choose the model",
+        "side channels: memory, traffic, who is asked to take part, and timing (a log of how long "
+        "rounds took follows the size of their cohorts)",
+        accuracy,
+    ]
+
+
+def text(values: dict[str, Any]) -> str:
+    """The statement as one page of Markdown; numbers that JSON had to leave out are infinite."""
+    how = values["mechanism"]
+    lines = [
+        "# Privacy statement",
+        "",
+        _SIMULATED if values["mode"] == "simulation" else _DEPLOYED,
+        "",
+    ]
+    if not values["private"]:
+        lines += ["**No noise was added: this run is NOT private.**", ""]
+    lines += [
+        f"**ε = {_number(values['epsilon'])} at δ = {values['delta']:.3g}** for each person "
+        f"({values['relation'].replace('-', ' ')}), after {how['rounds_paid']} of {how['rounds']} "
+        "rounds.",
+        "",
+        f"- **Unit of privacy:** {values['unit']}.",
+        f"- **Released:** {values['released']}; to {values['observers']}.",
+        f"- **Trust:** {values['trust']}.",
+        f"- **Mechanism:** {how['sampler']}, {how['expected_cohort']:g} of {how['num_clients']} "
+        f"clients expected in each round (rate {how['rate']:g}); each update clipped to "
+        f"{_number(how['clip_norm'])}; Gaussian noise of standard deviation "
+        f"{how['noise_stddev']:g} on the sum (noise multiplier {how['noise_multiplier']:g}, "
+        f"sensitivity {_number(how['sensitivity'])}).",
+        f"- **By accountant:** {_by_accountant(values)}",
+        f"- **Gaussian DP:** μ = {_number(values['mu'])} covers the whole curve below.",
+        f"- **Groups at the same δ:** {_groups(values)}.",
+        "",
+        "| δ | ε |",
+        "|---|---|",
+        *(f"| {point['delta']:.3g} | {_number(point['epsilon'])} |" for point in values["curve"]),
+    ]
+    for title, key in (
+        ("Enforced by the code", "enforced"),
+        ("Assumed, and not checked", "assumed"),
+        ("Not covered", "not_covered"),
+    ):
+        lines += ["", f"## {title}", "", *(f"- {item}." for item in values[key])]
+    versions = ", ".join(f"{name} {number}" for name, number in values["versions"].items())
+    lines += ["", f"Ledger head: {values['ledger_head'] or 'none (kept in memory)'}. {versions}."]
+    return "\n".join(lines) + "\n"
+
+
+_SIMULATED = (
+    "**Simulation.** Noise and sampling came from a seed, so whoever knows the seed can undo them. "
+    "The numbers say what the same run would cost when deployed; they protect nobody here."
+)
+_DEPLOYED = "**Deployed.** Noise and sampling came from the operating system's entropy."
+
+
+def _by_accountant(values: dict[str, Any]) -> str:
+    if not values["private"]:
+        return "all say ∞, since no noise was added."
+    said = ", ".join(
+        f"{name} says nothing here" if value is None else f"{name} {_number(value)}"
+        for name, value in values["epsilon_by_accountant"].items()
+    )
+    return (
+        f"{said}. All are upper bounds on the same mechanism; the least of the sound bounds holds."
+    )
+
+
+def _groups(values: dict[str, Any]) -> str:
+    groups = [(group["people"], group["epsilon"]) for group in values["group_privacy"]]
+    said = [
+        f"{people} people no finite bound"
+        if cost is None or math.isinf(cost)
+        else f"{people} people ε = {_number(cost)}"
+        for people, cost in groups
+    ]
+    unbounded = [people for people, cost in groups if cost is None or math.isinf(cost)]
+    if not unbounded:
+        return ", ".join(said)
+    why = f"δ grows by the factor k·e^((k−1)ε) for k people, and at k = {unbounded[0]} outgrows it"
+    return f"{', '.join(said)} ({why if values['private'] else 'no noise was added'})"
+
+
+def _number(value: float | None) -> str:
+    return "∞" if value is None or math.isinf(value) else f"{value:.4g}"

@@ -1,0 +1,119 @@
+"""What is wrong with a recipe, in plain words: the key, and the one that was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from msgspec import inspect
+
+from dpfedls.errors import unknown
+
+# What other libraries and papers call our keys. A name with its table is looked up before its last
+# part alone: σ is noise to most, and the strength of smoothing to the paper.
+SYNONYMS = {
+    "denoiser.sigma": "denoiser.strength",
+    "denoiser.lambda": "denoiser.strength",
+    **dict.fromkeys(("sigma_ls", "smoothing", "ls_strength"), "denoiser.strength"),
+    **dict.fromkeys(
+        ("lr", "client_lr", "local_lr", "step_size", "eta", "eta_l"), "local.learning_rate"
+    ),
+    **dict.fromkeys(("server_lr", "global_lr", "eta_g", "server_learning_rate"), "server_rate"),
+    **dict.fromkeys(("wd", "l2"), "local.weight_decay"),
+    **dict.fromkeys(("lr_decay", "gamma"), "local.decay"),
+    **dict.fromkeys(("batch", "bs", "minibatch", "batchsize"), "local.batch_size"),
+    **dict.fromkeys(("local_epochs", "num_epochs", "epoch"), "local.epochs"),
+    **dict.fromkeys(("local_steps", "num_steps"), "local.steps"),
+    **dict.fromkeys(("eps", "target_epsilon"), "calibrate.epsilon"),
+    **dict.fromkeys(("noise", "sigma", "z", "noise_scale", "nm"), "plan.noise_multiplier"),
+    **dict.fromkeys(
+        ("clip", "clipping", "clipping_norm", "clipping_bound", "max_grad_norm", "l2_norm_clip"),
+        "plan.clip_norm",
+    ),
+    **dict.fromkeys(("num_rounds", "t", "iterations", "global_rounds"), "plan.rounds"),
+    **dict.fromkeys(("clients", "users", "num_users", "people", "n"), "plan.num_clients"),
+    **dict.fromkeys(("q", "tau", "sampling_rate", "fraction", "frac"), "plan.sampler.rate"),
+    **dict.fromkeys(("cohort_size", "clients_per_round", "m"), "plan.sampler.cohort"),
+    **dict.fromkeys(("dataset", "data", "model"), "task"),
+    **dict.fromkeys(("random_seed", "rng"), "seed"),
+    **dict.fromkeys(("gpu", "cuda"), "device"),
+}
+
+
+class _Key(NamedTuple):
+    """A key of the recipe, and the kind of table that has it where there are several."""
+
+    name: str
+    kind: str | None
+
+
+def explain(message: str, values: dict[str, Any], source: str, recipe: type) -> str:
+    """msgspec's message with the key in plain words and, for an unknown name, the likely one."""
+    root = inspect.type_info(recipe)
+    what, _, where = message.partition(" - at `$")
+    key = where.rstrip("`").lstrip(".")
+    path = key.split(".") if key else []
+    if "unknown field" in what:
+        name = ".".join([*path, what.split("`")[1]])
+        known = [".".join([*path, field]) for field in _known(path, values, root)]
+        remedy = _remedy(name, known, list(_keys(root)))
+        return f"{source}: {unknown('key', name, known, remedy)}"
+    if what.lower().startswith(("invalid value", "invalid enum value")):
+        name = what.split("'")[1]
+        return f"{source}: {unknown(f'value of {key}:', name, _known(path, values, root))}"
+    return f"{source}{', ' if key else ''}{key}: {what[0].lower()}{what[1:]}"
+
+
+def _remedy(name: str, here: list[str], keys: list[_Key]) -> str:
+    """What to write instead, or what there is where nothing comes to mind."""
+    last = _last(name)
+    for key in keys:
+        if key.name == name:  # right, but for another kind of table
+            table = name.rpartition(".")[0]
+            return f"it belongs to {table}.kind = {key.kind!r}; here: {', '.join(sorted(here))}"
+    names = [key.name for key in keys]
+    meant = SYNONYMS.get(name.lower()) or SYNONYMS.get(last.lower().replace("-", "_"))
+    same = [key for key in names if _last(key) == last]  # the right name in the wrong table
+    found = (
+        same or [key for key in names if key == meant] or _near(last, here) or _near(last, names)
+    )
+    return f"did you mean {found[0]!r}?" if found else f"known: {', '.join(sorted(here))}"
+
+
+def _near(last: str, keys: list[str]) -> list[str]:
+    """Keys with a like last part; the tables before it say nothing about what was meant."""
+    close = difflib.get_close_matches(last, [_last(key) for key in keys], n=1, cutoff=0.6)
+    return [key for key in keys if _last(key) in close]
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _keys(kind: inspect.Type, path: str = "") -> Iterator[_Key]:
+    """Every key that a recipe may have."""
+    options = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    for option in options:
+        if isinstance(option, inspect.StructType):
+            for field in option.fields:
+                name = f"{path}{field.encode_name}"
+                yield _Key(name, str(option.tag) if option.tag is not None else None)
+                yield from _keys(field.type, f"{name}.")
+
+
+def _known(path: list[str], values: Any, kind: inspect.Type) -> list[str]:
+    """What may stand at a place of the recipe: keys of a table, kinds, or words of a choice."""
+    for part in [*path, ""]:
+        if isinstance(kind, inspect.UnionType):
+            options = [t for t in kind.types if isinstance(t, inspect.StructType)]
+            if part == "kind":
+                return [str(t.tag) for t in options]
+            named = values.get("kind") if isinstance(values, dict) else None
+            kind = next((t for t in options if t.tag in (named, None)), kind.types[0])
+        if isinstance(kind, inspect.StructType) and part:
+            kind = {field.encode_name: field.type for field in kind.fields}[part]
+            values = values.get(part) if isinstance(values, dict) else None
+    if isinstance(kind, inspect.LiteralType):
+        return [str(value) for value in kind.values]
+    return [f.encode_name for f in kind.fields] if isinstance(kind, inspect.StructType) else []

@@ -1,0 +1,46 @@
+"""A finished run sealed: its privacy statement, written last, with digests of all other files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from dpfedls.runs.checkpoint import FILE, write_whole
+from dpfedls.runs.jsonable import plain
+
+STATEMENT = "privacy.json"
+SEALED = (
+    "recipe.toml",
+    "notes.json",
+    "rounds.jsonl",
+    "ledger.sqlite",
+    str(FILE),
+    "model.safetensors",
+    "report.html",
+)
+
+
+def seal(folder: Path, facts: dict[str, Any]) -> None:
+    """Write the statement of a run whose other files are all there and closed.
+
+    Some facts (whose the test samples are, say) follow from nothing else in the folder, so the
+    statement carries a digest of itself too.
+    """
+    files = {name: file_digest(folder / name) for name in SEALED if (folder / name).is_file()}
+    values = plain(facts) | {"files": files}
+    files[STATEMENT] = content_digest(values)
+    write_whole(folder / STATEMENT, json.dumps(values, indent=2).encode())
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def content_digest(values: dict[str, Any]) -> str:
+    """SHA-256 of a statement but for this digest itself; how it is laid out does not matter."""
+    files = {name: digest for name, digest in values["files"].items() if name != STATEMENT}
+    content = values | {"files": files}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
