@@ -12,7 +12,7 @@ from dpfedls.privacy.accountants import epsilon, gaussian_mu, profile
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.plan import PrivacyPlan
 
-_CURVE = [10.0**-k for k in range(2, 11)]
+_CURVE = [10.0**-k for k in range(2, 13)]
 
 
 def statement(
