@@ -18,7 +18,7 @@ from dpfedls.privacy.accounting.gaussian import gaussian_delta_above, gaussian_e
 from dpfedls.privacy.accounting.loss_pmf import LossPmf, largest_loss, poisson_pmfs
 from dpfedls.privacy.accounting.rdp import rdp_delta, rdp_epsilon
 from dpfedls.privacy.accounting.spent import Spent, merged
-from dpfedls.privacy.accounting.tilting import Shape, choose
+from dpfedls.privacy.accounting.tilting import Shape, choose, rough_rdp_epsilon
 
 LARGEST_LOSS = 1e6  # a round that can lose more is bounded without a grid
 DECADES = 4  # one composition serves all δ in so many powers of ten
@@ -71,14 +71,16 @@ class Bound(NamedTuple):
 
     rounds: Spent
     directions: list[Composed]  # none where there is no grid
-    exact: bool  # whether nothing but the listed is worth asking
+    exact: bool  # whether the grid is as fine as wanted
 
     def epsilon(self, delta: float) -> float:
         """The least ε, at this δ, of the composed loss, the unsampled Gaussian and RDP."""
         least = gaussian_epsilon(total_mu(self.rounds), delta)
         if self.directions:
             least = min(least, max(one.epsilon(delta) for one in self.directions))
-        return least if self.exact else min(least, rdp_epsilon(self.rounds, delta))
+        if self.exact or rough_rdp_epsilon(shapes_of(self.rounds), delta) > least:
+            return least
+        return min(least, rdp_epsilon(self.rounds, delta))
 
     def delta(self, epsilon: float) -> float:
         """The least δ at this ε, likewise."""
@@ -92,16 +94,11 @@ def bound_for(rounds: Spent, decade: int) -> Bound:
     """The bounds for δ between 10^(-DECADES·decade) and 10^-DECADES of it.
 
     Where the grid is as fine as wanted its ε is within 1e-4, and RDP, which loses more than that in
-    its conversion, need not be computed; where the grid is coarse or absent, RDP may be smaller.
+    its conversion, need not be asked; where the grid is coarse or absent, RDP may be smaller.
     """
     if all(event.rate == 1 for event, _ in rounds):
-        return Bound(rounds, [], exact=True)  # T Gaussians are one with mu·√T
-    shapes = [
-        Shape(event.rate, 1 / event.noise_over_sensitivity, count)
-        if event.rate < 1
-        else Shape(1.0, math.sqrt(count) / event.noise_over_sensitivity, 1)
-        for event, count in rounds
-    ]
+        return Bound(rounds, [], exact=True)  # one Gaussian, whose profile is closed form
+    shapes = shapes_of(rounds)
     smallest = 10.0 ** (-DECADES * (decade + 1))
     # Of each round's loss, Φ(-tail) at most counts as infinite: a millionth of δ in all.
     tail = math.sqrt(2 * math.log(1e6 * sum(shape.times for shape in shapes) / smallest))
@@ -116,6 +113,16 @@ def bound_for(rounds: Spent, decade: int) -> Bound:
         for pmfs, tilt in zip(zip(*losses, strict=True), tilts, strict=True)
     ]
     return Bound(rounds, directions, exact=not coarse)
+
+
+def shapes_of(rounds: Spent) -> list[Shape]:
+    """The rounds as the numerics see them; T Gaussians without sampling are one with mu·√T."""
+    return [
+        Shape(event.rate, 1 / event.noise_over_sensitivity, count)
+        if event.rate < 1
+        else Shape(1.0, math.sqrt(count) / event.noise_over_sensitivity, 1)
+        for event, count in rounds
+    ]
 
 
 def one_round(shape: Shape, interval: float, tail: float, *, symmetric: bool) -> list[LossPmf]:

@@ -147,3 +147,21 @@ def loss_deviation(shape: Shape) -> float:
     nodes = np.linspace(-8.0, 8.0, 321)
     normal = np.exp(-(nodes**2) / 2)
     return math.sqrt(float(normal @ loss(nodes, shape) ** 2 / normal.sum()))
+
+
+def rough_rdp_epsilon(shapes: Sequence[Shape], delta: float) -> float:
+    """About the least that RDP could say, in a millisecond: whether the proven bound is worth it.
+
+    ρ(α) = log E[e^((α - 1)·loss)]/(α - 1) by the sketch, which leaves out what is far away, and
+    today's conversion; a hundredth less, for the quadrature.
+    """
+    orders = np.geomspace(1.05, 2048.0, 120)
+    curve = np.zeros_like(orders)
+    for shape in shapes:
+        removed = sketches(shape, 9.0, symmetric=False)[0]
+        log_moments = [log_sum(removed.log_weights + (a - 1) * removed.losses) for a in orders]
+        curve += shape.times * np.array(log_moments) / (orders - 1)
+    if np.any(delta**2 + np.expm1(-np.maximum(curve, 0.0)) > 0):  # total variation below δ
+        return 0.0
+    costs = curve + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return 0.99 * max(0.0, float(costs.min()))
