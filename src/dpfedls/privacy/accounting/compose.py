@@ -66,12 +66,13 @@ class Composed(NamedTuple):
         place = epsilon / self.interval - self.first
         if place < 0:
             return 1.0
-        last = min(math.floor(place), len(self.deltas) - 1)
-        following = self.deltas[min(last + 1, len(self.deltas) - 1)]
-        if self.interval > 1:  # as above: the dot before will do
+        last = math.floor(place)
+        if last + 1 >= len(self.deltas):
+            return float(self.deltas[-1])
+        if self.interval >= 1:  # as above: the dot before will do
             return float(self.deltas[last])
         share = math.expm1((place - last) * self.interval) / math.expm1(self.interval)
-        return float(self.deltas[last] + min(share, 1.0) * (following - self.deltas[last]))
+        return float(self.deltas[last] + share * (self.deltas[last + 1] - self.deltas[last]))
 
 
 def compose(parts: Sequence[tuple[LossPmf, int]], tilt: Tilt) -> Composed:

@@ -92,12 +92,17 @@ class Cumulants:
 
 
 def saddle_point(cumulants: Cumulants, log_delta: float) -> float:
-    """The order whose tilted mean is, by Chernoff's bound, the ε at this δ."""
+    """The order whose tilted mean is roughly the ε at this δ.
+
+    δ ≈ e^(K - θ·K')/(1 + θ·(1 + θ)·√(2π·K'')) at ε = K', with K the cumulants at order θ.
+    """
     most = LARGEST_EXPONENT / 2 / cumulants.largest
 
     def excess(log_order: float) -> float:
-        value, mean, _ = cumulants(math.exp(log_order))
-        return value - math.exp(log_order) * mean - log_delta
+        order = math.exp(log_order)
+        value, mean, variance = cumulants(order)
+        width = math.sqrt(2 * math.pi * variance)
+        return value - order * mean - math.log1p(order * (1 + order) * width) - log_delta
 
     guess = math.sqrt(-2 * log_delta / max(cumulants(0.0)[2], 1e-300))
     low, high = math.log(min(guess, most) / 1e6), math.log(most)
@@ -115,7 +120,9 @@ def window(cumulants: Cumulants, order: float) -> tuple[float, float, float]:
     tops = [(cumulants(u)[0] - value + OUTSIDE) / (u - order) for u in up]
     bottoms = [(value - cumulants(order - step)[0] - OUTSIDE) / step for step in steps]
     best = int(np.argmin(tops))
-    return max(bottoms), tops[best], up[best]
+    # And down to where δ is nearly 1, so that the ε of every larger δ is in the window too.
+    _, mean, variance = cumulants(0.0)
+    return min(max(bottoms), mean - 3 * math.sqrt(variance)), tops[best], up[best]
 
 
 def choose(
@@ -133,7 +140,7 @@ def choose(
         order = saddle_point(cumulants, log_delta)
         found.append((order, *window(cumulants, order)))
         longest = max(longest, found[-1][2] - found[-1][1])
-    interval = max(wanted, longest / (MOST_STEPS - 4))
+    interval = float(max(wanted, longest / (MOST_STEPS - 4)))
     tilts = []
     for order, low, high, tail_order in found:
         first = math.floor(low / interval)
