@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import log_ndtr
 
 from dpfedls.privacy.accounting.compose import Tilt
 from dpfedls.privacy.accounting.gaussian import Floats
@@ -47,12 +48,16 @@ def sketches(shape: Shape, tail: float, *, symmetric: bool) -> list[Sketch]:
     without, taking_part = loss(nodes, shape), loss(nodes + shape.mu, shape)
     with np.errstate(divide="ignore"):
         absent = normal + np.log1p(-shape.rate)
+    # The grid's last dot carries all that lies beyond it, which a large order magnifies.
+    last = float(log_ndtr(-tail))
+    with np.errstate(divide="ignore"):
+        lump = np.log((1 - shape.rate) * np.exp(log_ndtr(-tail - shape.mu) - last) + shape.rate)
     removed = Sketch(
-        np.concatenate([without, taking_part]),
-        np.concatenate([absent, normal + math.log(shape.rate)]),
+        np.concatenate([without, taking_part, taking_part[-1:]]),
+        np.concatenate([absent, normal + math.log(shape.rate), [lump + last]]),
     )
     if not symmetric:
-        return [removed, Sketch(-without, normal)]
+        return [removed, Sketch(-np.append(without, without[0]), np.append(normal, last))]
     above = removed.losses > 0
     losses, weights = removed.losses[above], removed.log_weights[above]
     both = np.concatenate([weights, weights - losses])
