@@ -7,13 +7,14 @@ E[e^(s·loss)] of one round; θ is the saddle point, so the relative error is T�
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
+from scipy.optimize import brentq as typed_brentq
 
 Floats = NDArray[np.float64]
+brentq: Any = typed_brentq  # its stub knows only tuples
 
 
 class Loss(NamedTuple):
