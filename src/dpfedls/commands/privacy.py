@@ -158,6 +158,13 @@ def rounds(
     )
     at = delta if delta is not None else clients**-1.1
     found = rounds_for(epsilon, event=event, delta=at, accountant=accountant.value)
+    if not found:
+        one = epsilon_of([(event, 1)], at, accountant.value)
+        raise InputError(
+            f"--epsilon {epsilon:g} covers no round: one costs {one:.4g} at delta = {at:.3g} with "
+            f"--noise-multiplier {noise_multiplier:g}; allow that much, or add more noise "
+            "('dpfedls privacy noise' says how much)"
+        )
     values = {
         "rounds": found,
         "epsilon": epsilon_of([(event, found)], at, accountant.value),
@@ -264,10 +271,12 @@ def _sampler(sampling: Sampling, clients: int, rate: float) -> Sampler:
         return PoissonSampling(rate=rate)
     require_positive("--clients", clients, "it is how many people there are")
     require_fraction("--rate", rate, "it is a share of the clients")
-    cohort = round(rate * clients)
-    if cohort < 1 or abs(cohort - rate * clients) > 1e-6 * clients:
+    people = rate * clients
+    cohort = max(round(people), 1)
+    # To a hundredth of a person: a rate of 1.4e-6 of a million is no cohort of one.
+    if abs(cohort - people) > 0.01:
         raise InputError(
-            f"--rate {rate:g} of {clients} clients is {rate * clients:g} people, and a fixed-size "
-            f"cohort is a whole number; use --rate {max(cohort, 1) / clients:.10g}"
+            f"--rate {rate:g} of {clients} clients is {people:g} people, and a fixed-size cohort "
+            f"is a whole number; for {cohort} use --rate {cohort / clients:.12g}"
         )
     return FixedSizeSampling(cohort=cohort)

@@ -1,17 +1,16 @@
 """From rounds to ε, and from ε to noise or rounds: four accountants behind one door.
 
-``pld`` is tight and the default; ``rdp`` is looser and independent of it; ``closed-form`` is
+``pld`` is the default and the least bound we can prove, never above ``rdp``; ``closed-form`` is
 Theorems 1 and 2 of arXiv:2005.00218; ``paper`` repeats how that paper's tables were computed.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, cast, get_args
-
-import numpy as np
-from scipy.optimize import brentq
+from typing import Literal, TypeAlias, get_args
 
 from dpfedls.errors import InputError, unknown
 from dpfedls.privacy.accounting import pld
@@ -20,16 +19,17 @@ from dpfedls.privacy.accounting.closed_form import (
     closed_form_noise,
     closed_form_rounds,
 )
-from dpfedls.privacy.accounting.loss_pmf import gaussian_delta
-from dpfedls.privacy.accounting.pld import Spent
+from dpfedls.privacy.accounting.gaussian import SMALLEST_DELTA, gaussian_mu
 from dpfedls.privacy.accounting.rdp import paper_epsilon, rdp_epsilon
 from dpfedls.privacy.accounting.search import noise_reaching, rounds_within
+from dpfedls.privacy.accounting.spent import Spent, merged
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.sampling import Sampler
 
 AccountantName: TypeAlias = Literal["pld", "rdp", "closed-form", "paper"]
 
 MOST_ROUNDS = 1_000_000  # rounds_for looks no further
+MOST_EXPOSED = 10.0  # people whom a plan's δ may give away whole; more is no promise
 
 
 def epsilon(spent: Spent, delta: float, accountant: AccountantName = "pld") -> float:
@@ -40,7 +40,7 @@ def epsilon(spent: Spent, delta: float, accountant: AccountantName = "pld") -> f
     """
     check_delta(delta)
     check_accountant(accountant)
-    rounds = pld.merged(spent)
+    rounds = merged(spent)
     if not rounds:
         return 0.0
     if any(event.noise_multiplier == 0 for event, _ in rounds):
@@ -57,7 +57,7 @@ def epsilon(spent: Spent, delta: float, accountant: AccountantName = "pld") -> f
 
 
 def profile(spent: Spent, deltas: Sequence[float]) -> list[float]:
-    """ε at each δ, from one composition by PLD: points of the privacy curve."""
+    """ε at each δ by ``pld``: points of the privacy curve, which never rises with δ."""
     for delta in deltas:
         check_delta(delta)
     return pld.epsilons_at(spent, deltas)
@@ -120,18 +120,30 @@ def rounds_for(
     )
 
 
-def gaussian_mu(target: float, delta: float) -> float:
-    """The mu whose Gaussian is exactly (target, delta)-DP: a starting point for searches."""
-    at = np.array([target])
-    excess = lambda log: gaussian_delta(at, math.exp(log))[0] - delta  # noqa: E731
-    return math.exp(cast(float, brentq(excess, -25.0, 25.0)))
-
-
 def check_delta(delta: float) -> None:
-    """Refuse a δ that is not a probability strictly between 0 and 1."""
-    if not 0 < delta < 1:
+    """Refuse a δ that is not a probability strictly between 0 and 1, or too small for a float."""
+    if not SMALLEST_DELTA <= delta < 1:
         raise InputError(
-            f"delta must be in (0, 1), got {delta:g}; num_clients ** -1.1 is customary"
+            f"delta must be in (0, 1) and at least {SMALLEST_DELTA:g}, got {delta:g}; "
+            "num_clients ** -1.1 is customary"
+        )
+
+
+@functools.lru_cache(maxsize=64)  # so that one promise is warned of once
+def check_promise(delta: float, num_clients: int) -> None:
+    """Refuse a δ above 10/N and warn from 1/N on: it lets δ·N of N people be given away whole."""
+    if delta * num_clients > MOST_EXPOSED:
+        raise InputError(
+            f"delta = {delta:g} promises nothing to {num_clients} people: publishing all data of "
+            f"{delta * num_clients:.0f} of them would keep it; choose at most "
+            f"{MOST_EXPOSED / num_clients:g}, num_clients ** -1.1 is customary"
+        )
+    if delta * num_clients >= 1:
+        logging.getLogger("dpfedls").warning(
+            "delta = %g is not below 1/num_clients = %g: publishing all data of somebody chosen at "
+            "random would keep this promise; num_clients ** -1.1 is customary",
+            delta,
+            1 / num_clients,
         )
 
 

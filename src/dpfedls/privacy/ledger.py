@@ -39,6 +39,10 @@ class Ledger(Protocol):
         """Pay for one release, or raise BudgetExhausted and leave no trace."""
         ...
 
+    def check(self, event: RoundEvent) -> None:
+        """Raise BudgetExhausted if another such round is not covered; pay nothing."""
+        ...
+
     def epsilon(self) -> float:
         """What has been spent so far, at the plan's delta."""
         ...

@@ -59,6 +59,8 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.delta is None:
             msgspec.structs.force_setattr(self, "delta", self.num_clients**-1.1)
         accountants.check_delta(self.target_delta)
+        if self.noise_multiplier != 0:
+            accountants.check_promise(self.target_delta, self.num_clients)
 
     @property
     def target_delta(self) -> float:

@@ -16,7 +16,7 @@ from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.wording import LedgerKind
 
-_CURVE = [10.0**-k for k in range(2, 11)]
+_CURVE = [10.0**-k for k in range(2, 13)]
 
 
 def statement(

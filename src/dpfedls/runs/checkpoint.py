@@ -39,7 +39,7 @@ class Checkpoint(NamedTuple):
         seal = hashlib.sha256(public.encode())
         for name in sorted(tensors):
             seal.update(f"\n{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
-            seal.update(memoryview(np.ascontiguousarray(tensors[name])))
+            seal.update(np.ascontiguousarray(tensors[name]).data)
         # safetensors keeps no order among metadata keys, so what is to be sealed goes in one.
         return save_tensors(tensors, {"state": f"{public} {seal.hexdigest()}"})
 

@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def account(self) -> Ledger:
-        """Where a round is paid for: here, and first with the population that the run belongs to."""
+        """Where rounds are paid for: here, and first with the population that the run is of."""
         if self.recipe.population is None:
             return self.ledger
         path = population_path(self.folder, self.recipe.population)

@@ -51,7 +51,7 @@ class OwnDenoiser(Component, frozen=True, tag="own"):
     """
 
     name: str
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 NamedDenoiser: TypeAlias = AnyDenoiser | OwnDenoiser

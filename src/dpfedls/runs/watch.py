@@ -75,7 +75,7 @@ def progress(total: int, unit: str) -> Iterator[Advance]:
 
 
 class Pace:
-    """Time left by the steps so far, less the first: it compiles, and says nothing of the others."""
+    """Time left by the steps so far, less the first, which compiles and says nothing of others."""
 
     def __init__(self, total: int) -> None:
         self.total = total

@@ -7,20 +7,17 @@ when it was written; why this one is an upper bound is proved in docs/privacy.md
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from dpfedls.privacy.accounting.gaussian import Floats
 from dpfedls.privacy.accounting.loss_pmf import (
-    Floats,
+    TAIL,
+    LossPmf,
     grid,
     largest_loss,
     removed_delta,
     two_sided_pmf,
 )
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
 
 
 def fixed_size_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
@@ -34,11 +31,11 @@ def fixed_size_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
     return np.where(epsilon < 0, -np.expm1(-size) + np.exp(-size) * delta, delta)
 
 
-def fixed_size_pmf(rate: float, mu: float, interval: float) -> DensePLDPmf:
+def fixed_size_pmf(rate: float, mu: float, interval: float, tail: float = TAIL) -> LossPmf:
     """A discrete privacy loss whose δ(ε) is nowhere below that of one round.
 
     One profile serves both orders of the neighbours: unlike add and remove, replacements of
     either kind may alternate from round to round, so two directions composed apart would not do.
     """
-    deltas = fixed_size_delta(grid(largest_loss(rate, mu), interval), rate, mu)
+    deltas = fixed_size_delta(grid(largest_loss(rate, mu, tail), interval), rate, mu)
     return two_sided_pmf(deltas, deltas, interval)

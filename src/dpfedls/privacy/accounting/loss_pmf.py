@@ -8,29 +8,25 @@ hockey-stick divergence at e^ε. The claims made here are proved in docs/privacy
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import log_ndtr
 
-if TYPE_CHECKING:
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dpfedls.privacy.accounting.gaussian import Floats, gaussian_delta
 
-Floats: TypeAlias = NDArray[np.float64]
-
-TAIL = 9.5  # standard deviations on the grid; the rest, 1e-21, counts as infinite loss
+TAIL = 9.5  # standard deviations on the grid unless told; the rest, 1e-21, counts as infinite loss
 LOWEST_LOSS = 60.0  # losses below minus this, of total mass under e^-60, are rounded up to it
+PROFILE_MARGIN = 1e-9  # profiles are raised by this share: rounding in them and in the dots is less
+ZERO_MARGIN = 1e-12  # and this is added at loss zero, whose mass is what the others leave of 1
 
 
-def gaussian_delta(epsilon: Floats, mu: float) -> Floats:
-    """δ(ε) of N(mu, 1) against N(0, 1), with all its digits even where it is 1e-300.
+class LossPmf(NamedTuple):
+    """Masses at losses interval·(lowest, lowest + 1, …), and the mass of infinite loss."""
 
-    Φ(mu/2 - ε/mu) - e^ε·Φ(-mu/2 - ε/mu): Balle and Wang 2018, Theorem 8.
-    """
-    log_upper = log_ndtr(mu / 2 - epsilon / mu)
-    log_lower = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-    return np.exp(log_upper) * -np.expm1(np.minimum(log_lower - log_upper, 0.0))
+    interval: float
+    lowest: int
+    masses: Floats
+    infinite: float
 
 
 def removed_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
@@ -48,15 +44,15 @@ def added_delta(epsilon: Floats, rate: float, mu: float) -> Floats:
     return np.where(share > 0, delta, 0.0)
 
 
-def largest_loss(rate: float, mu: float) -> float:
-    """The loss beyond which less than q·Φ(-TAIL) of P lies: that at the output mu + TAIL."""
-    gaussian = mu * mu / 2 + TAIL * mu
+def largest_loss(rate: float, mu: float, tail: float = TAIL) -> float:
+    """The loss beyond which less than Φ(-tail) of P lies: that at the output mu + tail."""
+    gaussian = mu * mu / 2 + tail * mu
     return gaussian + math.log(rate + (1 - rate) * math.exp(-gaussian))
 
 
-def largest_reversed_loss(rate: float, mu: float) -> float:
-    """The loss of (Q, P) beyond which less than Φ(-TAIL) of Q lies: that at the output -TAIL."""
-    return -math.log1p(rate * math.expm1(-TAIL * mu - mu * mu / 2))
+def largest_reversed_loss(rate: float, mu: float, tail: float = TAIL) -> float:
+    """The loss of (Q, P) beyond which less than Φ(-tail) of Q lies: that at the output -tail."""
+    return -math.log1p(rate * math.expm1(-tail * mu - mu * mu / 2))
 
 
 def grid(largest: float, interval: float) -> Floats:
@@ -76,27 +72,26 @@ def connect_the_dots(deltas: Floats, interval: float) -> Floats:
     return np.maximum((steps - following * math.exp(-interval)) / math.expm1(-interval), 0.0)
 
 
-def two_sided_pmf(deltas: Floats, reversed_deltas: Floats, interval: float) -> DensePLDPmf:
+def two_sided_pmf(deltas: Floats, reversed_deltas: Floats, interval: float) -> LossPmf:
     """The discrete loss of a pair from its profile at ε >= 0 and that of the pair turned round.
 
     Turning a pair round turns the sign of a loss l and weighs it by e^-l, which gives the negative
-    losses without the cancellation in 1 - δ; what is left lies at zero.
+    losses without the cancellation in 1 - δ; what is left lies at zero. Guarantees: whatever
+    rounding did, no mass is below that of a pair which dominates the profile.
     """
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-
-    above = connect_the_dots(deltas, interval)
-    below = connect_the_dots(reversed_deltas, interval)
+    above = connect_the_dots(deltas * (1 + PROFILE_MARGIN), interval)
+    below = connect_the_dots(reversed_deltas * (1 + PROFILE_MARGIN), interval)
     below = below * np.exp(-interval * np.arange(1, len(below) + 1))
     kept = min(len(below), math.ceil(LOWEST_LOSS / interval))
     below[kept - 1] = below[kept - 1 :].sum()
-    infinite = float(deltas[-1])
-    at_zero = max(0.0, 1.0 - infinite - above.sum() - below[:kept].sum())
+    infinite = float(deltas[-1]) * (1 + PROFILE_MARGIN)
+    at_zero = max(0.0, 1.0 - infinite - above.sum() - below[:kept].sum()) + ZERO_MARGIN
     masses = np.concatenate([below[:kept][::-1], [at_zero], above])
-    return DensePLDPmf(interval, -kept, masses, infinite, pessimistic_estimate=True)
+    return LossPmf(interval, -kept, masses, infinite)
 
 
-def poisson_pmfs(rate: float, mu: float, interval: float) -> list[DensePLDPmf]:
+def poisson_pmfs(rate: float, mu: float, interval: float, tail: float = TAIL) -> list[LossPmf]:
     """Discrete upper bounds on the loss of (P, Q), one person removed, and of (Q, P), one added."""
-    removed = removed_delta(grid(largest_loss(rate, mu), interval), rate, mu)
-    added = added_delta(grid(largest_reversed_loss(rate, mu), interval), rate, mu)
+    removed = removed_delta(grid(largest_loss(rate, mu, tail), interval), rate, mu)
+    added = added_delta(grid(largest_reversed_loss(rate, mu, tail), interval), rate, mu)
     return [two_sided_pmf(removed, added, interval), two_sided_pmf(added, removed, interval)]

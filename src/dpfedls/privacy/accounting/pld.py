@@ -1,74 +1,44 @@
-"""Composition by privacy loss distributions (PLD): the tight accountant, for both samplings.
+"""Composition by privacy loss distributions (PLD): the default, and the least bound we can prove.
 
 Poisson sampling holds under add-or-remove-one, fixed-size sampling under replace-one. A round
-becomes a discrete loss that rounds towards more (loss_pmf.py, fixed_size.py); dp-accounting
-composes. So the result is an upper bound, up to the rounding of floating-point numbers.
+becomes a discrete loss that rounds towards more (loss_pmf.py, fixed_size.py), rounds are composed
+with every rounding charged (compose.py), and where another proven bound is smaller, it stands.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
-
-from dpfedls.errors import InputError
+from dpfedls.privacy.accounting.compose import Composed, compose
 from dpfedls.privacy.accounting.fixed_size import fixed_size_pmf
-from dpfedls.privacy.accounting.loss_pmf import Floats, largest_loss, poisson_pmfs
-from dpfedls.privacy.event import RoundEvent
+from dpfedls.privacy.accounting.gaussian import gaussian_delta_above, gaussian_epsilon
+from dpfedls.privacy.accounting.loss_pmf import LossPmf, largest_loss, poisson_pmfs
+from dpfedls.privacy.accounting.rdp import rdp_delta, rdp_epsilon
+from dpfedls.privacy.accounting.spent import Spent, merged
+from dpfedls.privacy.accounting.tilting import Shape, choose, rough_rdp_epsilon
 
-if TYPE_CHECKING:
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-
-Spent: TypeAlias = Sequence[tuple[RoundEvent, int]]
-
-STEPS_PER_DEVIATION = 64  # grid steps to one standard deviation of a round's loss; ε to 1e-4
-STEPS_OF_ONE_ROUND = 512  # affordable where nothing is composed
-MOST_STEPS = 2**18  # of a composed grid; beyond it the grid is coarsened
 LARGEST_LOSS = 1e6  # a round that can lose more is bounded without a grid
-SMALLEST_DELTA = 1e-12  # below it the rounding of Fourier transforms could outweigh δ
-NODES = np.linspace(-8.0, 8.0, 321)  # a quadrature for the standard normal
-NORMAL = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
-
-
-def merged(spent: Spent) -> list[tuple[RoundEvent, int]]:
-    """Equal events counted together, absent ones dropped, mixed relations refused."""
-    counts: Counter[RoundEvent] = Counter()
-    for event, count in spent:
-        if count < 0:
-            raise InputError(f"a number of rounds must be >= 0, got {count}; use 0 for none")
-        counts[event] += count
-    rounds = [(event, count) for event, count in counts.items() if count]
-    if len({event.sampler.relation for event, _ in rounds}) > 1:
-        raise InputError(
-            "Poisson and fixed-size rounds cannot share one ε: the first holds between populations "
-            "that differ by one client more or fewer, the second by one client replaced; "
-            "account for them apart, or use one sampler throughout"
-        )
-    return rounds
-
-
-def gaussian_bound(spent: Spent, delta: float) -> float:
-    """ε as if everybody took part every round: crude, closed form, finite for any noise.
-
-    T rounds are together mu-GDP with mu² = Σ 1/(noise ÷ sensitivity)² (Dong, Roth, Su 2022,
-    Corollary 3.3), δ(ε) <= Φ(mu/2 - ε/mu), and Φ(-x) <= exp(-x²/2). Sampling only helps.
-    """
-    mu = math.sqrt(sum(count / event.noise_over_sensitivity**2 for event, count in spent))
-    return mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)))
+DECADES = 4  # one composition serves all δ in so many powers of ten
 
 
 def epsilons_at(spent: Spent, deltas: Sequence[float]) -> list[float]:
-    """ε at each δ, from one composition."""
+    """ε at each δ; never larger at a larger δ."""
     rounds = merged(spent)
     if not rounds:
         return [0.0] * len(deltas)
     if any(event.noise_multiplier == 0 for event, _ in rounds):
         return [math.inf] * len(deltas)
-    pmfs = compose(rounds)
-    return [min(worst_epsilon(pmfs, delta), gaussian_bound(rounds, delta)) for delta in deltas]
+    found: dict[float, float] = {}
+    for decade, some in itertools.groupby(sorted(set(deltas)), decades):
+        bound = bound_for(rounds, decade)
+        found |= {delta: bound.epsilon(delta) for delta in some}
+    # What holds at one δ holds at every larger one.
+    running = itertools.accumulate(found.values(), min)
+    least = dict(zip(found, running, strict=True))
+    return [least[delta] for delta in deltas]
 
 
 def epsilon_at(spent: Spent, delta: float) -> float:
@@ -83,81 +53,90 @@ def delta_at(spent: Spent, epsilon: float) -> float:
         return 0.0
     if any(event.noise_multiplier == 0 for event, _ in rounds):
         return 1.0
-    pmfs = compose(rounds)
-    return min(1.0, max(float(p.get_delta_for_epsilon(epsilon)) for p in pmfs)) if pmfs else 1.0  # pyright: ignore[reportArgumentType]
+    least = 1.0
+    for decade in range(300 // DECADES):
+        least = min(least, bound_for(rounds, decade).delta(epsilon))
+        if decades(max(least, 1e-300)) <= decade:
+            break
+    return least
 
 
-def worst_epsilon(pmfs: Sequence[DensePLDPmf], delta: float) -> float:
-    """The larger ε of all directions; infinite where there is no grid, or δ is beneath it."""
-    if delta < SMALLEST_DELTA:
-        return math.inf
-
-    def one(pmf: DensePLDPmf) -> float:
-        try:
-            return pmf.get_epsilon_for_delta(delta)
-        except OverflowError:  # it walked down to losses below -709, so ε is not above 0
-            return 0.0
-
-    return max((one(pmf) for pmf in pmfs), default=math.inf)
+def decades(delta: float) -> int:
+    """Which composition serves this δ: 0 for 1e-4 and more, 1 for 1e-8 and more, and so on."""
+    return math.floor(-math.log10(delta) / DECADES)
 
 
-def compose(spent: Spent) -> list[DensePLDPmf]:
-    """The loss of all rounds together in each direction; none if it is too large for a grid."""
-    # Full participation is a plain Gaussian, and T of them are one with noise ÷ √T, exactly.
-    shapes = [
-        (event.rate, 1 / event.noise_over_sensitivity, count)
-        if event.rate < 1
-        else (1.0, math.sqrt(count) / event.noise_over_sensitivity, 1)
-        for event, count in spent
+class Bound(NamedTuple):
+    """All proven bounds on these rounds for δ within some powers of ten; the least one counts."""
+
+    rounds: Spent
+    directions: list[Composed]  # none where there is no grid
+    exact: bool  # whether the grid is as fine as wanted
+
+    def epsilon(self, delta: float) -> float:
+        """The least ε, at this δ, of the composed loss, the unsampled Gaussian and RDP."""
+        least = gaussian_epsilon(total_mu(self.rounds), delta)
+        if self.directions:
+            least = min(least, max(one.epsilon(delta) for one in self.directions))
+        if self.exact or rough_rdp_epsilon(shapes_of(self.rounds), delta) > least:
+            return least
+        return min(least, rdp_epsilon(self.rounds, delta))
+
+    def delta(self, epsilon: float) -> float:
+        """The least δ at this ε, likewise."""
+        least = gaussian_delta_above(epsilon, total_mu(self.rounds))
+        if self.directions:
+            least = min(least, max(one.delta(epsilon) for one in self.directions))
+        return least if self.exact else min(least, rdp_delta(self.rounds, epsilon))
+
+
+def bound_for(rounds: Spent, decade: int) -> Bound:
+    """The bounds for δ between 10^(-DECADES·decade) and 10^-DECADES of it.
+
+    Where the grid is as fine as wanted its ε is within 1e-4, and RDP, which loses more than that in
+    its conversion, need not be asked; where the grid is coarse or absent, RDP may be smaller.
+    """
+    if all(event.rate == 1 for event, _ in rounds):
+        return Bound(rounds, [], exact=True)  # one Gaussian, whose profile is closed form
+    shapes = shapes_of(rounds)
+    smallest = 10.0 ** (-DECADES * (decade + 1))
+    # Of each round's loss, Φ(-tail) at most counts as infinite: a millionth of δ in all.
+    tail = math.sqrt(2 * math.log(1e6 * sum(shape.times for shape in shapes) / smallest))
+    if any(largest_loss(shape.rate, shape.mu, tail) > LARGEST_LOSS for shape in shapes):
+        return Bound(rounds, [], exact=False)
+    symmetric = rounds[0][0].sampler.relation == "replace-one"
+    middle = math.log(smallest) + DECADES / 2 * math.log(10)
+    interval, tilts, coarse = choose(shapes, middle, tail, symmetric=symmetric)
+    losses = [one_round(shape, interval, tail, symmetric=symmetric) for shape in shapes]
+    directions = [
+        compose([(pmf, s.times) for pmf, s in zip(pmfs, shapes, strict=True)], tilt)
+        for pmfs, tilt in zip(zip(*losses, strict=True), tilts, strict=True)
     ]
-    if any(largest_loss(rate, mu) > LARGEST_LOSS for rate, mu, _ in shapes):
-        return []
-    interval = grid_interval(shapes)
-    symmetric = spent[0][0].sampler.relation == "replace-one"
-    total: list[DensePLDPmf] = []
-    for rate, mu, count in shapes:
-        one = one_round(rate, mu, interval, symmetric=symmetric)
-        many = [pmf.self_compose(count) if count > 1 else pmf for pmf in one]
-        total = [a.compose(b) for a, b in zip(total, many, strict=True)] if total else many
-    return total
+    return Bound(rounds, directions, exact=not coarse)
 
 
-def one_round(rate: float, mu: float, interval: float, *, symmetric: bool) -> list[DensePLDPmf]:
+def shapes_of(rounds: Spent) -> list[Shape]:
+    """The rounds as the numerics see them; T Gaussians without sampling are one with mu·√T."""
+    return [
+        Shape(event.rate, 1 / event.noise_over_sensitivity, count)
+        if event.rate < 1
+        else Shape(1.0, math.sqrt(count) / event.noise_over_sensitivity, 1)
+        for event, count in rounds
+    ]
+
+
+def one_round(shape: Shape, interval: float, tail: float, *, symmetric: bool) -> list[LossPmf]:
     """The loss of one round in each direction: one for replace-one, two for add-or-remove-one."""
     if symmetric:
-        return [fixed_size_pmf(rate, mu, interval)]
-    if rate == 1:
-        return [fixed_size_pmf(1.0, mu, interval)] * 2  # the plain Gaussian, the same both ways
-    return poisson_pmfs(rate, mu, interval)
+        return [fixed_size_pmf(shape.rate, shape.mu, interval, tail)]
+    if shape.rate == 1:
+        return [fixed_size_pmf(1.0, shape.mu, interval, tail)] * 2  # the same both ways
+    return poisson_pmfs(shape.rate, shape.mu, interval, tail)
 
 
-def grid_interval(shapes: Sequence[tuple[float, float, int]]) -> float:
-    """One grid for all (rate, mu, count): fine against the narrowest loss, of bounded length."""
-    steps = STEPS_OF_ONE_ROUND if len(shapes) == shapes[0][2] == 1 else STEPS_PER_DEVIATION
-    narrowest = min(loss_deviation(rate, mu) for rate, mu, _ in shapes)
-    length = sum(composed_length(*shape) for shape in shapes)
-    return max(narrowest / steps, length / MOST_STEPS)
+def total_mu(rounds: Spent) -> float:
+    """All rounds as if everybody took part in each: together they are mu-GDP.
 
-
-def loss(x: Floats, rate: float, mu: float) -> Floats:
-    """One round's privacy loss at output x, log(1 - q + q·e^(mu·x - mu²/2))."""
-    without = math.log1p(-rate) if rate < 1 else -math.inf
-    return np.logaddexp(without, math.log(rate) + mu * (x - mu / 2))
-
-
-def loss_deviation(rate: float, mu: float) -> float:
-    """Root mean square of one round's loss without the person, that is for a standard normal x."""
-    return math.sqrt(float(NORMAL @ loss(NODES, rate, mu) ** 2))
-
-
-def composed_length(rate: float, mu: float, count: int) -> float:
-    """How far dp-accounting's composed grid will reach: it cuts by Chernoff bounds at 20 orders."""
-    largest = largest_loss(rate, mu)
-    if count == 1:
-        return 2 * largest
-    orders = np.arange(1, 21)[:, None] / (2 * largest)
-    without, with_person = loss(NODES, rate, mu), loss(NODES + mu, rate, mu)
-    moments = (1 - rate) * np.exp(orders * without) @ NORMAL
-    moments += rate * np.exp(orders * with_person) @ NORMAL
-    reach = (count * np.log(moments) + 36) / orders[:, 0]
-    return 2 * min(float(reach.min()), count * largest)
+    mu² = Σ 1/(noise ÷ sensitivity)² (Dong, Roth, Su 2022, Corollary 3.3); sampling only helps.
+    """
+    return math.sqrt(sum(count / event.noise_over_sensitivity**2 for event, count in rounds))

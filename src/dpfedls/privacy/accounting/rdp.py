@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfedls.privacy.accounting.pld import Spent
+from dpfedls.privacy.accounting.spent import Spent
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.sampling import FixedSizeSampling
 
@@ -21,18 +22,17 @@ KNOTS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 160, 257, 384, 512, 1024
 
 
 def rdp_epsilon(spent: Spent, delta: float) -> float:
-    """ε of the noise really added, by today's conversion (Canonne, Kamath, Steinke 2020).
-
-    The bound for fixed-size sampling can exceed the Gaussian's own ρ = α/(2z²). Sampling never
-    hurts (Rényi divergence is quasi-convex), so the smaller of the two holds at each order.
-    """
+    """ε of the noise really added, by today's conversion (Canonne, Kamath, Steinke 2020)."""
     from dp_accounting.rdp import compute_epsilon
 
-    curve = np.zeros_like(ORDERS)
-    for event, count in spent:
-        noise = event.noise_over_sensitivity
-        curve += count * np.minimum(_rdp(event, noise), ORDERS / (2 * noise**2))
-    return float(compute_epsilon(ORDERS.tolist(), curve.tolist(), delta)[0])
+    return float(compute_epsilon(ORDERS.tolist(), _curve(spent).tolist(), delta)[0])
+
+
+def rdp_delta(spent: Spent, epsilon: float) -> float:
+    """δ of the noise really added, by the same conversion."""
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+
+    return float(compute_delta(ORDERS.tolist(), _curve(spent).tolist(), epsilon)[0])
 
 
 def paper_epsilon(spent: Spent, delta: float) -> float:
@@ -44,6 +44,20 @@ def paper_epsilon(spent: Spent, delta: float) -> float:
     return float(np.min(curve + math.log(1 / delta) / (ORDERS - 1)))
 
 
+def _curve(spent: Spent) -> NDArray[np.float64]:
+    """ρ of all rounds at ORDERS.
+
+    The bound for fixed-size sampling can exceed the Gaussian's own ρ = α/(2z²). Sampling never
+    hurts (Rényi divergence is quasi-convex), so the smaller of the two holds at each order.
+    """
+    curve = np.zeros_like(ORDERS)
+    for event, count in spent:
+        noise = event.noise_over_sensitivity
+        curve += count * np.minimum(_rdp(event, noise), ORDERS / (2 * noise**2))
+    return curve
+
+
+@functools.lru_cache(maxsize=16)  # several δ are often asked of one mechanism
 def _rdp(event: RoundEvent, noise_over_sensitivity: float) -> NDArray[np.float64]:
     """ρ of one round at ORDERS (Mironov et al. 2019; Wang, Balle, Kasiviswanathan 2019).
 
