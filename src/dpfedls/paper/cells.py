@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from dpfedls.audit.diagnostics import read_diagnostics
 from dpfedls.errors import InputError
+from dpfedls.paper.data import describe
 from dpfedls.paper.item import Options, RunsFailed
 from dpfedls.paper.provenance import Origin, duration, origin, read_origins, sign
 from dpfedls.runs import recipe as recipes
@@ -114,7 +115,8 @@ def _job(cell: Cell, seed: int, options: Options) -> _Job:
 
 
 def _is_finished(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in ("privacy.json", "model.safetensors"))
+    # Written behind the model, which no item reads: a run may travel here without its weights.
+    return (folder / "privacy.json").is_file()
 
 
 def _outcomes(
@@ -136,12 +138,13 @@ def _outcomes(
 
 
 def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
-    unsigned = True
+    unsigned, clients = True, job.recipe.plan.num_clients
 
     def noted(line: RoundLog) -> None:
         nonlocal unsigned
         if unsigned:  # not before the first round: a folder must be empty for a run to begin
-            sign(job.folder, replace(origin(job.recipe.device), since=line.round))
+            by, data = origin(job.recipe.device), describe(job.recipe.task, clients)
+            sign(job.folder, replace(by, since=line.round, data=data))
             unsigned = False
         watch(line)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dpfedls.paper.cells import Cell, resolve
-from dpfedls.paper.figures.lines import DATA
+from dpfedls.paper.data import describe
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.style import (
     GREY,
@@ -73,7 +73,7 @@ def _make(
             tensor = next(t for t in update.values() if t.dim() == count)
             panels.append({"tensor": name, "round": at, **spectrum(tensor)})
     panels.sort(key=lambda panel: (list(axes).index(panel["tensor"]), panel["round"]))
-    data_name = DATA.get(recipe.task, recipe.task)
+    data_name = describe(recipe.task, recipe.plan.num_clients)
     return publish(
         item,
         options,
