@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 from dpfedls import InputError
 from dpfedls.paper import cells, provenance
 from dpfedls.paper.cells import Cell, resolve, run_cells
+from dpfedls.paper.figures.lines import data_of
 from dpfedls.paper.item import Options, RunsFailed
 from dpfedls.runs import run as runs
 
@@ -133,3 +134,24 @@ def test_settings_for_everything_are_laid_over_those_of_a_cell(tmp_path):
     assert recipe.calibrate is None
     calibrated = resolve(Cell("demo", ("calibrate.epsilon=3",)), 0, Options(tmp_path))
     assert calibrated.plan.noise_multiplier is None
+
+
+def test_runs_of_another_machine_are_read_without_its_device_or_their_weights(made, tmp_path):
+    """What is carried from a GPU: logs and statement, not the models."""
+    elsewhere = options(tmp_path, seeds=1, device="cuda:99")
+    job = cells._job(PLAIN, 0, elsewhere)
+    job.folder.mkdir(parents=True)
+    for name in ("recipe.toml", "rounds.jsonl", "privacy.json", "made-by.jsonl"):
+        (job.folder / name).write_bytes((made[1][0][0].folder / name).read_bytes())
+    ((found,),) = run_cells([PLAIN], elsewhere)
+    assert found.summary["accuracy"] == made[1][0][0].summary["accuracy"]
+    with pytest.raises(InputError, match="device 'cuda:99' is not there"):
+        run_cells([PLAIN, SMOOTHED], elsewhere)
+
+
+def test_a_title_names_all_that_the_runs_say_they_were_trained_on(made, monkeypatch, tmp_path):
+    assert data_of(made[1]) == "synthetic-logistic"
+    monkeypatch.setattr(cells, "describe", lambda task, clients: f"{clients} strangers")
+    others = run_cells([PLAIN], options(tmp_path, seeds=1))
+    assert data_of(others) == "60 strangers"
+    assert data_of([*others, *made[1]]) == "60 strangers and synthetic-logistic"

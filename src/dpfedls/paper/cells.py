@@ -75,12 +75,13 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
     Guarantees: equal runs, of this item or another one, are made once; a finished folder is not
     touched, a half-finished one is gone on with; one that fails does not stop the others.
     """
-    find_device(options.device)  # before anything is run on one that is not there
     wanted = [[_job(cell, seed, options) for seed in range(options.seeds)] for cell in cells]
     jobs = {job.folder: job for row in wanted for job in row}
     # Seed by seed: a task whose data are slow to make keeps those of the last seed.
     ordered = sorted(jobs.values(), key=lambda job: job.recipe.seed)
     waiting = [job for job in ordered if not _is_finished(job.folder)]
+    if waiting:  # runs that came from another machine are read where its device is not
+        find_device(options.device)
     progress = _Progress(options.say, len(jobs), len(jobs) - len(waiting))
     failures = {}
     for job, failure in _outcomes(waiting, options.jobs, progress.round):

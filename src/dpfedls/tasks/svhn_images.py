@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -66,9 +67,15 @@ def _from_mat(path: Path) -> tuple[Tensor, Tensor]:
     def parsed() -> Arrays:
         from scipy.io import loadmat
 
-        content = loadmat(path)
-        labels = content["y"].reshape(-1) % 10  # the files write 0 as 10
-        return {"images": content["X"].transpose(3, 2, 0, 1), "labels": labels}
+        try:
+            content = loadmat(path)
+            labels = content["y"].reshape(-1) % 10  # the files write 0 as 10
+            return {"images": content["X"].transpose(3, 2, 0, 1), "labels": labels}
+        except Exception as error:  # scipy's errors of a broken file are of many kinds
+            raise InputError(
+                f"{path} cannot be read as one of SVHN's files ({type(error).__name__}: {error}); "
+                "copy it anew"
+            ) from error
 
     state = path.stat()  # another file at the same place is another name in the cache
     of = f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"
@@ -78,8 +85,7 @@ def _from_mat(path: Path) -> tuple[Tensor, Tensor]:
 @functools.cache
 def _from_sheets(part: str, sheets: tuple[Path, ...], labels: Path) -> tuple[Tensor, Tensor]:
     def decoded() -> Arrays:
-        with np.load(labels) as file:
-            digits = file["y"]
+        digits = _digits(labels)
         counts = tuple(np.bincount(digits, minlength=10).tolist())
         if counts != COUNTS[part]:
             raise InputError(
@@ -96,6 +102,17 @@ def _from_sheets(part: str, sheets: tuple[Path, ...], labels: Path) -> tuple[Ten
         return {"images": images.transpose(0, 3, 1, 2), "labels": digits}
 
     return _tensors(once(_cached(f"svhn-{part}", PIXELS[part]), decoded))
+
+
+def _digits(labels: Path) -> np.ndarray:
+    try:
+        with np.load(labels) as file:
+            return file["y"]
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise InputError(
+            f"{labels} cannot be read ({type(error).__name__}), and without labels images are of "
+            "no use: copy the file anew"
+        ) from error
 
 
 def _decode(sheet: Path) -> np.ndarray:
