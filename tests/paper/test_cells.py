@@ -155,3 +155,18 @@ def test_a_title_names_all_that_the_runs_say_they_were_trained_on(made, monkeypa
     others = run_cells([PLAIN], options(tmp_path, seeds=1))
     assert data_of(others) == "60 strangers"
     assert data_of([*others, *made[1]]) == "60 strangers and synthetic-logistic"
+
+
+def test_all_seeds_of_a_lower_rank_are_run_first(tmp_path, monkeypatch):
+    taken = []
+    outcomes = cells._outcomes
+
+    def noted(jobs, *rest):
+        taken.extend((job.rank, job.recipe.seed, job.recipe.denoiser.strength) for job in jobs)
+        return outcomes(jobs, *rest)
+
+    monkeypatch.setattr(cells, "_outcomes", noted)
+    later = Cell(PLAIN.recipe, PLAIN.settings, rank=1)
+    found = run_cells([later, SMOOTHED], options(tmp_path))
+    assert taken == [(0, 0, 2.0), (0, 1, 2.0), (1, 0, 0.0), (1, 1, 0.0)]
+    assert [run.summary["strength"] for row in found for run in row] == [0, 0, 2, 2]

@@ -45,6 +45,7 @@ class Cell:
 
     recipe: str  # name of a recipe
     settings: tuple[str, ...] = ()  # key=value laid over it
+    rank: int = 0  # cells of a lower one are run first, with all their seeds
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class _Job(NamedTuple):
     name: str
     folder: Path
     recipe: Recipe
+    rank: int
 
 
 class _Failure(NamedTuple):
@@ -78,7 +80,7 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
     wanted = [[_job(cell, seed, options) for seed in range(options.seeds)] for cell in cells]
     jobs = {job.folder: job for row in wanted for job in row}
     # Seed by seed: a task whose data are slow to make keeps those of the last seed.
-    ordered = sorted(jobs.values(), key=lambda job: job.recipe.seed)
+    ordered = sorted(jobs.values(), key=lambda job: (job.rank, job.recipe.seed))
     waiting = [job for job in ordered if not _is_finished(job.folder)]
     if waiting:  # runs that came from another machine are read where its device is not
         find_device(options.device)
@@ -112,7 +114,7 @@ def read_run(folder: Path) -> Run:
 def _job(cell: Cell, seed: int, options: Options) -> _Job:
     recipe = resolve(cell, seed, options)
     folder = options.out / "runs" / f"{Path(cell.recipe).stem}-{recipes.fingerprint(recipe)}"
-    return _Job(" ".join([cell.recipe, *cell.settings, f"seed={seed}"]), folder, recipe)
+    return _Job(" ".join([cell.recipe, *cell.settings, f"seed={seed}"]), folder, recipe, cell.rank)
 
 
 def _is_finished(folder: Path) -> bool:

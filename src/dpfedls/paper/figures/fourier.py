@@ -39,9 +39,9 @@ PLAIN = ("plan.noise_multiplier=0", "plan.clip_norm=inf", "denoiser={kind='ident
 
 
 def make(options: Options) -> Item:
-    """Item ``fourier``: the CNN of Section 5.2, first convolution and first full layer."""
+    """Item ``fourier``: the CNN of Section 6.2, first convolution and first full layer."""
     tensors = {"conv1.weight": 4, "fc1.weight": 2}
-    cell = Cell("street-digits", PLAIN)
+    cell = Cell("svhn-cnn", PLAIN)
     return _make("fourier", cell, tensors, (1 / 4, 1 / 2, 1), "", options)
 
 
