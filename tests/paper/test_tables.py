@@ -59,7 +59,7 @@ def test_the_other_estimators_and_orders():
 
 @pytest.mark.parametrize(("item", "first"), [("table3", 32), ("table4", 16)])
 def test_what_conclusions_hang_on_is_run_first(item, first):
-    """The least and the most noise, with both ways of sampling, as published and as it should be."""
+    """The least and the most noise, with both ways of sampling, in both variants."""
     places = list(grids.places(item, grids.read(item, Grid)))
     chosen = [p for p in places if p.cell.rank == 0]
     assert len(chosen) == first

@@ -257,8 +257,11 @@ def test_sheets_that_are_not_svhns_are_refused(spoil, message, tmp_path, monkeyp
     assert not list(tmp_path.glob("cache/dpfedls/*"))  # nothing wrong is kept
 
 
-def test_extra_is_trained_on_where_it_is(tmp_path, monkeypatch):
+def test_extra_is_trained_on_where_it_is_and_missed_where_not(tmp_path, monkeypatch, caplog):
     write_svhn_sheets(tmp_path, monkeypatch, {"train": 300, "test": 90})
+    svhn._say_without_extra.cache_clear()
+    assert make_task("svhn-cnn-scratch", 20, SeededStreams(0)).data.sizes.tolist() == [15] * 20
+    assert "extra images are not there" in caplog.text
     images = np.zeros((32, 32, 3, 500), dtype=np.uint8)
     savemat(tmp_path / "svhn" / "extra_32x32.mat", {"X": images, "y": np.full((500, 1), 10)})
     assert svhn.about(20) == "SVHN with extra, 40 images a person"
