@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -168,12 +169,15 @@ def keep(path: Path, content: bytes) -> None:
 def once(path: Path, make: Callable[[], Arrays]) -> Arrays:
     """Arrays that take long to make: made the first time, then read from this file of the cache."""
     if path.is_file():
-        with np.load(path) as file:
-            return dict(file)
+        try:
+            with np.load(path) as file:
+                return dict(file)
+        except (OSError, EOFError, ValueError, BadZipFile) as error:
+            log.warning("%s cannot be read (%s); it is made again", path, error)
     made = make()
     try:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **made)
+            np.savez(file, **made)  # pyright: ignore[reportArgumentType]
     except OSError as error:
         _say_not_kept(path, error)
     return made

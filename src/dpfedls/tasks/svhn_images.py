@@ -108,7 +108,7 @@ def _digits(labels: Path) -> np.ndarray:
     try:
         with np.load(labels) as file:
             return file["y"]
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise InputError(
             f"{labels} cannot be read ({type(error).__name__}), and without labels images are of "
             "no use: copy the file anew"
