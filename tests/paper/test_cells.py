@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 from dpfedls import InputError
 from dpfedls.paper import cells, provenance
 from dpfedls.paper.cells import Cell, resolve, run_cells
+from dpfedls.paper.data import describe
 from dpfedls.paper.figures.lines import data_of
 from dpfedls.paper.item import Options, RunsFailed
 from dpfedls.runs import run as runs
@@ -170,3 +171,9 @@ def test_all_seeds_of_a_lower_rank_are_run_first(tmp_path, monkeypatch):
     found = run_cells([later, SMOOTHED], options(tmp_path))
     assert taken == [(0, 0, 2.0), (0, 1, 2.0), (1, 0, 0.0), (1, 1, 0.0)]
     assert [run.summary["strength"] for row in found for run in row] == [0, 0, 2, 2]
+
+
+def test_a_stand_in_says_that_it_is_one_and_the_attacked_are_counted():
+    assert describe("street-digits-cnn-pretrained", 2000).endswith("NOT SVHN")
+    assert describe("svhn-attack", 500) == "64,000 images of SVHN"
+    assert describe("somebodys-own", 3) == "somebodys-own"

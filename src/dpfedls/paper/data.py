@@ -18,7 +18,7 @@ _NAMES: dict[str, str | Callable[[int], str]] = {
     "street-digits-cnn": _STAND_IN,
     "street-digits-cnn-pretrained": _STAND_IN,
     "svhn5k-cnn": "5,000 images of SVHN",
-    "svhn-attack": "64,000 images of SVHN",
+    "svhn-attack": lambda clients: f"{svhn.ATTACKED * clients:,} images of SVHN",
     "svhn-cnn": svhn.about,
     "svhn-cnn-scratch": svhn.about,
 }

@@ -23,7 +23,7 @@ log = logging.getLogger("dpfedls")
 # Of the training images, colour by colour.
 MEAN, STDDEV = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 _VALIDATION = 10_000  # of the 26,032 test images; the other 16,032 are the test
-_ATTACKED = 128  # images a client in the attack: 64,000 for 500, few enough to learn by heart
+ATTACKED = 128  # images a client in the attack: 64,000 for 500, few enough to learn by heart
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
@@ -39,11 +39,11 @@ def make_scratch(num_clients: int, streams: SeededStreams) -> Task:
 def make_attack(num_clients: int, streams: SeededStreams) -> Task:
     """128 training images a client, drawn at random; the network starts from MNIST."""
     features, targets = _training()
-    wanted = _ATTACKED * num_clients
+    wanted = ATTACKED * num_clients
     if wanted > len(targets):
         raise InputError(
-            f"plan.num_clients = {num_clients}, but this task gives everybody {_ATTACKED} images "
-            f"and there are {len(targets)}; use at most {len(targets) // _ATTACKED} clients"
+            f"plan.num_clients = {num_clients}, but this task gives everybody {ATTACKED} images "
+            f"and there are {len(targets)}; use at most {len(targets) // ATTACKED} clients"
         )
     drawn = torch.from_numpy(streams.generator("partition", 1).permutation(len(targets))[:wanted])
     return _task(num_clients, (features[drawn], targets[drawn]), streams, pretrained_cnn())
