@@ -29,7 +29,7 @@ class Workload:
 
 
 def _logistic(cohort: int, rounds: int) -> Workload:
-    """Section 5.1 of the paper: 784 → 10, 1000 clients of 50 samples."""
+    """Section 6.1 of the paper: 784 → 10, 1000 clients of 50 samples."""
     return Workload(f"logistic-{cohort}", "logistic", 1000, 50, (784,), 10, cohort, 5, rounds)
 
 

@@ -29,7 +29,7 @@ def _mlp() -> nn.Module:
 
 
 def _cnn() -> nn.Module:
-    """The network of Section 5.2 at an eighth of its width."""
+    """The network of Section 6.2 at an eighth of its width."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 5, padding=2),
         nn.ReLU(),

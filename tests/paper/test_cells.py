@@ -7,6 +7,8 @@ from safetensors.numpy import load_file
 from dpfedls import InputError
 from dpfedls.paper import cells, provenance
 from dpfedls.paper.cells import Cell, resolve, run_cells
+from dpfedls.paper.data import describe
+from dpfedls.paper.figures.lines import data_of
 from dpfedls.paper.item import Options, RunsFailed
 from dpfedls.runs import simulate as runs
 
@@ -133,3 +135,45 @@ def test_settings_for_everything_are_laid_over_those_of_a_cell(tmp_path):
     assert recipe.calibrate is None
     calibrated = resolve(Cell("demo", ("calibrate.epsilon=3",)), 0, Options(tmp_path))
     assert calibrated.plan.noise_multiplier is None
+
+
+def test_runs_of_another_machine_are_read_without_its_device_or_their_weights(made, tmp_path):
+    """What is carried from a GPU: logs and statement, not the models."""
+    elsewhere = options(tmp_path, seeds=1, device="cuda:99")
+    job = cells._job(PLAIN, 0, elsewhere)
+    job.folder.mkdir(parents=True)
+    for name in ("recipe.toml", "rounds.jsonl", "privacy.json", "made-by.jsonl"):
+        (job.folder / name).write_bytes((made[1][0][0].folder / name).read_bytes())
+    ((found,),) = run_cells([PLAIN], elsewhere)
+    assert found.summary["accuracy"] == made[1][0][0].summary["accuracy"]
+    with pytest.raises(InputError, match="device 'cuda:99' is not there"):
+        run_cells([PLAIN, SMOOTHED], elsewhere)
+
+
+def test_a_title_names_all_that_the_runs_say_they_were_trained_on(made, monkeypatch, tmp_path):
+    assert data_of(made[1]) == "synthetic-logistic"
+    monkeypatch.setattr(cells, "describe", lambda task, clients: f"{clients} strangers")
+    others = run_cells([PLAIN], options(tmp_path, seeds=1))
+    assert data_of(others) == "60 strangers"
+    assert data_of([*others, *made[1]]) == "60 strangers and synthetic-logistic"
+
+
+def test_all_seeds_of_a_lower_rank_are_run_first(tmp_path, monkeypatch):
+    taken = []
+    outcomes = cells._outcomes
+
+    def noted(jobs, *rest):
+        taken.extend((job.rank, job.recipe.seed, job.recipe.denoiser.strength) for job in jobs)
+        return outcomes(jobs, *rest)
+
+    monkeypatch.setattr(cells, "_outcomes", noted)
+    later = Cell(PLAIN.recipe, PLAIN.settings, rank=1)
+    found = run_cells([later, SMOOTHED], options(tmp_path))
+    assert taken == [(0, 0, 2.0), (0, 1, 2.0), (1, 0, 0.0), (1, 1, 0.0)]
+    assert [run.summary["strength"] for row in found for run in row] == [0, 0, 2, 2]
+
+
+def test_a_stand_in_says_that_it_is_one_and_the_attacked_are_counted():
+    assert describe("street-digits-cnn-pretrained", 2000).endswith("NOT SVHN")
+    assert describe("svhn-attack", 500) == "64,000 images of SVHN"
+    assert describe("somebodys-own", 3) == "somebodys-own"

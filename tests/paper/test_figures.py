@@ -196,7 +196,7 @@ def test_attack_and_stability_have_a_line_for_every_setting(tmp_path):
 
 
 def test_an_attack_takes_a_fifth_of_the_clients_by_either_sampling(tmp_path):
-    for task, clients in (("street-digits-attack", 500), ("svhn5k-cnn", 400)):
+    for task, clients in (("svhn-attack", 500), ("svhn5k-cnn", 400)):
         for sampling in ("uniform", "Poisson"):
             cell = attack._cell(task, clients, sampling, 1.0, "DP-Fed")
             assert resolve(cell, 0, Options(tmp_path)).plan.expected_cohort == clients / 5

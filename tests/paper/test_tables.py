@@ -57,6 +57,24 @@ def test_the_other_estimators_and_orders():
     assert len(set(orders)) == 4
 
 
+@pytest.mark.parametrize(("item", "first"), [("table3", 32), ("table4", 16)])
+def test_what_conclusions_hang_on_is_run_first(item, first):
+    """The least and the most noise, with both ways of sampling, in both variants."""
+    places = list(grids.places(item, grids.read(item, Grid)))
+    chosen = [p for p in places if p.cell.rank == 0]
+    assert len(chosen) == first
+    assert {p.values["noise_multiplier"] for p in chosen} == {1.0, 1.5}
+    assert {(p.variant, p.part) for p in chosen} == {(p.variant, p.part) for p in places}
+
+
+def test_tables_of_the_cnn_are_made_on_svhn_and_the_stand_in_only_where_asked_for():
+    for item in ("table3", "table4", "table5"):
+        cells = [p.cell for p in grids.places(item, grids.read(item, Grid))]
+        assert {resolve(cell, 0, Options(Path())).task for cell in cells} == {"svhn-cnn"}
+        offline = Options(Path(), settings=("task=street-digits-cnn",))
+        assert {resolve(cell, 0, offline).task for cell in cells} == {"street-digits-cnn"}
+
+
 def test_the_published_number_stands_at_its_place():
     found = {p[:4]: p.published for p in grids.places("table3", grids.read("table3", Grid))}
     assert found["as published", "uniform", "σ = 0.5", "ε 6.34"] == 0.8465

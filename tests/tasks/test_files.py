@@ -4,11 +4,12 @@ import hashlib
 import http.server
 import threading
 
+import numpy as np
 import pytest
 
 from dpfedls import InputError
 from dpfedls.tasks import files
-from dpfedls.tasks.files import SOURCES, Source, data_file, fetch, keep, published_file
+from dpfedls.tasks.files import SOURCES, Source, data_file, fetch, keep, once, published_file
 
 CONTENT = bytes(range(256)) * 20_000  # more than one part is read
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -133,3 +134,29 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert files.cache_folder() == tmp_path / "home" / ".cache" / "dpfedls"
+
+
+def test_arrays_are_made_once_and_again_where_their_file_is_spoilt(cache, caplog):
+    made = []
+
+    def make():
+        made.append({"a": np.arange(3, dtype=np.uint8)})
+        return made[-1]
+
+    path = cache / "arrays.npz"
+    for _ in range(2):
+        assert once(path, make)["a"].tolist() == [0, 1, 2]
+    assert len(made) == 1
+    for spoilt in (b"", b"no archive", path.read_bytes()[:-30]):
+        path.write_bytes(spoilt)
+        assert once(path, make)["a"].tolist() == [0, 1, 2]
+        assert once(path, make).keys() == {"a"}
+    assert len(made) == 4
+    assert caplog.text.count("is made again") == 3
+
+
+def test_arrays_that_cannot_be_kept_are_still_given(cache, caplog):
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("a file where the folder should be")
+    assert once(cache / "arrays.npz", lambda: {"a": np.ones(2)})["a"].tolist() == [1, 1]
+    assert "cannot be kept" in caplog.text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import sys
 from importlib.metadata import version
@@ -8,12 +9,14 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.io import savemat
 
 from dpfedls import InputError
+from dpfedls.paper import street_digits, strokes
 from dpfedls.paper.street_digits import draw
 from dpfedls.randomness import SeededStreams
-from dpfedls.tasks import mnist5k, street_digits, strokes
+from dpfedls.tasks import mnist5k, svhn, svhn_images
 from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.shakespeare import speeches
 from dpfedls.tasks.task import make_task
@@ -159,6 +162,7 @@ def test_svhn_is_read_from_mat_files(tmp_path, monkeypatch):
         savemat(tmp_path / "svhn" / f"{part}_32x32.mat", {"X": images, "y": labels})
         written[part] = images, labels
     monkeypatch.setenv("DPFEDLS_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     task = make_task("svhn-cnn-scratch", 8, SeededStreams(0))
     assert task.data.sizes.tolist() == [10] * 8
     assert task.data.features.shape == (80, 3, 32, 32)
@@ -172,6 +176,130 @@ def test_svhn_is_read_from_mat_files(tmp_path, monkeypatch):
     near = (seen - torch.tensor(pixel, dtype=torch.float32)).abs().sum(dim=1)
     assert near.min() < 1e-5
     assert int(task.data.targets[near.argmin()]) == int(labels[0, 0]) % 10
+
+
+def write_svhn_sheets(folder, monkeypatch, counts):
+    """Random images as sheets of 80 in a row, two rows a sheet; what was written, part by part."""
+    rng, written = np.random.default_rng(0), {}
+    (folder / "svhn").mkdir()
+    for part, count in counts.items():
+        images = rng.integers(256, size=(count, 32, 32, 3), dtype=np.uint8)
+        labels = rng.integers(10, size=count, dtype=np.uint8)
+        for sheet, first in enumerate(range(0, count, 160)):
+            own = images[first : first + 160]
+            filled = np.zeros((-(-len(own) // 80) * 80, 32, 32, 3), dtype=np.uint8)
+            filled[: len(own)] = own
+            rows = filled.reshape(-1, 80, 32, 32, 3).transpose(0, 2, 1, 3, 4)
+            picture = Image.fromarray(rows.reshape(-1, 80 * 32, 3))
+            picture.save(folder / "svhn" / f"{part}-{sheet:02}.webp", lossless=True)
+        np.savez(folder / "svhn" / f"{part}-labels.npz", y=labels)
+        digest = hashlib.sha256(images.data).hexdigest()
+        monkeypatch.setitem(svhn_images.PIXELS, part, digest)
+        monkeypatch.setitem(svhn_images.COUNTS, part, tuple(np.bincount(labels, minlength=10)))
+        written[part] = images, labels
+    monkeypatch.setenv("DPFEDLS_DATA", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    return written
+
+
+def test_svhns_sheets_are_read_row_by_row_and_decoded_once(tmp_path, monkeypatch):
+    written = write_svhn_sheets(tmp_path, monkeypatch, {"train": 300, "test": 90})
+    for part, (images, labels) in written.items():
+        found = svhn_images.read(part)
+        assert torch.equal(found[0], torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+        assert found[1].tolist() == labels.tolist()
+    svhn_images._from_sheets.cache_clear()
+    monkeypatch.setitem(sys.modules, "PIL", None)  # not decoded again
+    assert torch.equal(svhn_images.read("train")[1], torch.from_numpy(written["train"][1]).long())
+    assert svhn_images.training_parts() == ("train",)
+    assert svhn.about(20) == "SVHN without extra, 15 images a person"
+
+
+def test_svhns_sheets_need_pillow_and_say_so(tmp_path, monkeypatch):
+    write_svhn_sheets(tmp_path, monkeypatch, {"train": 3})
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InputError, match=r"pip install 'dpfedls\[svhn\]'"):
+        svhn_images.read("train")
+
+
+def _one_pixel(folder):
+    with Image.open(folder / "train-00.webp") as picture:
+        pixels = np.asarray(picture.convert("RGB")).copy()
+    pixels[0, 0, 0] ^= 1
+    Image.fromarray(pixels).save(folder / "train-00.webp", lossless=True)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_one_pixel, r"are not SVHN's 200 images, pixel by pixel; .* copy them anew"),
+        (lambda folder: (folder / "train-01.webp").unlink(), "are not SVHN's 200 images"),
+        (lambda folder: (folder / "train-00.webp").write_bytes(b"RIFF"), "cannot be decoded"),
+        (
+            lambda folder: Image.new("RGB", (64, 32)).save(folder / "train-00.webp"),
+            "is 64 pixels wide and 32 high, and not rows of 80 images",
+        ),
+        (
+            lambda folder: np.savez(folder / "train-labels.npz", y=np.zeros(200, dtype=np.uint8)),
+            r"has \(200, 0, .* of the digits 0 to 9, not SVHN's",
+        ),
+        (
+            lambda folder: (folder / "train-labels.npz").write_bytes(b"no archive"),
+            r"train-labels.npz cannot be read",
+        ),
+    ],
+)
+def test_sheets_that_are_not_svhns_are_refused(spoil, message, tmp_path, monkeypatch):
+    write_svhn_sheets(tmp_path, monkeypatch, {"train": 200})
+    spoil(tmp_path / "svhn")
+    with pytest.raises(InputError, match=message):
+        svhn_images.read("train")
+    assert not list(tmp_path.glob("cache/dpfedls/*"))  # nothing wrong is kept
+
+
+def test_extra_is_trained_on_where_it_is_and_missed_where_not(tmp_path, monkeypatch, caplog):
+    write_svhn_sheets(tmp_path, monkeypatch, {"train": 300, "test": 90})
+    svhn._say_without_extra.cache_clear()
+    assert make_task("svhn-cnn-scratch", 20, SeededStreams(0)).data.sizes.tolist() == [15] * 20
+    assert "extra images are not there" in caplog.text
+    images = np.zeros((32, 32, 3, 500), dtype=np.uint8)
+    savemat(tmp_path / "svhn" / "extra_32x32.mat", {"X": images, "y": np.full((500, 1), 10)})
+    assert svhn.about(20) == "SVHN with extra, 40 images a person"
+    assert make_task("svhn-cnn-scratch", 20, SeededStreams(0)).data.sizes.tolist() == [40] * 20
+
+
+def test_the_attacked_hold_128_images_each_drawn_by_the_seed(tmp_path, monkeypatch):
+    write_svhn_sheets(tmp_path, monkeypatch, {"train": 400, "test": 90})
+    monkeypatch.setattr(svhn, "pretrained_cnn", cnn)
+    tasks = [make_task("svhn-attack", 2, SeededStreams(seed)) for seed in (0, 0, 1)]
+    first, again, other = (task.data.features for task in tasks)
+    assert tasks[0].data.sizes.tolist() == [128, 128]
+    assert len(torch.unique(first.flatten(1), dim=0)) == 256  # nobody's image twice
+    assert torch.equal(first, again)
+    assert set(map(bytes, first.numpy())) != set(map(bytes, other.numpy()))
+    with pytest.raises(InputError, match="use at most 3 clients"):
+        make_task("svhn-attack", 4, SeededStreams(0))
+
+
+@pytest.mark.data
+def test_svhns_train_and_test_are_read_whole(data_folder, monkeypatch):
+    """The oracle: 5,000 test images that came another way, within one grey level."""
+    monkeypatch.setenv("DPFEDLS_DATA", str(data_folder))
+    task = make_task("svhn-cnn-scratch", 2000, SeededStreams(0))
+    assert set(task.data.sizes.tolist()) == {36, 37}
+    assert task.data.features.shape == (73_257, 3, 32, 32)
+    assert torch.bincount(task.data.targets).tolist() == list(svhn_images.COUNTS["train"])
+    assert (len(task.validation[1]), len(task.test[1])) == (10_000, 16_032)
+    labels = torch.cat([task.validation[1], task.test[1]])
+    assert torch.bincount(labels).tolist() == list(svhn_images.COUNTS["test"])
+    assert svhn.about(2000) == "SVHN without extra, 36 images a person"
+    colours = task.data.features.double().mean(dim=(0, 2, 3)) / 255
+    assert colours.tolist() == pytest.approx(svhn.MEAN, abs=5e-5)
+    with np.load(data_folder / "svhn" / "svhn_test_first5000_32x32.npz") as file:
+        known = torch.from_numpy(file["X"].transpose(0, 3, 1, 2).copy())
+    apart = (svhn_images.read("test")[0][:5000].int() - known.int()).abs()
+    assert int(apart.max()) <= 1
+    assert float((apart > 0).double().mean()) < 0.01
 
 
 @pytest.mark.data

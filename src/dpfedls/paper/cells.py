@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from dpfedls.audit.diagnostics import read_diagnostics, watchers
 from dpfedls.errors import InputError
+from dpfedls.paper.data import describe
 from dpfedls.paper.item import Options, RunsFailed
 from dpfedls.paper.provenance import Origin, duration, origin, read_origins, sign
 from dpfedls.runs import recipe as recipes
@@ -37,6 +38,7 @@ class Cell:
 
     recipe: str  # name of a recipe
     settings: tuple[str, ...] = ()  # key=value laid over it
+    rank: int = 0  # cells of a lower one are run first, with all their seeds
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class _Job(NamedTuple):
     name: str
     folder: Path
     recipe: Recipe
+    rank: int
 
 
 class _Failure(NamedTuple):
@@ -67,12 +70,13 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
     Guarantees: equal runs, of this item or another one, are made once; a finished folder is not
     touched, a half-finished one is gone on with; one that fails does not stop the others.
     """
-    find_device(options.device)  # before anything is run on one that is not there
     wanted = [[_job(cell, seed, options) for seed in range(options.seeds)] for cell in cells]
     jobs = {job.folder: job for row in wanted for job in row}
     # Seed by seed: a task whose data are slow to make keeps those of the last seed.
-    ordered = sorted(jobs.values(), key=lambda job: job.recipe.seed)
+    ordered = sorted(jobs.values(), key=lambda job: (job.rank, job.recipe.seed))
     waiting = [job for job in ordered if not _is_finished(job.folder)]
+    if waiting:  # runs that came from another machine are read where its device is not
+        find_device(options.device)
     progress = _Progress(options.say, len(jobs), len(jobs) - len(waiting))
     failures = {}
     for job, failure in _outcomes(waiting, options.jobs, progress.round):
@@ -102,11 +106,12 @@ def read_run(folder: Path) -> Run:
 def _job(cell: Cell, seed: int, options: Options) -> _Job:
     recipe = resolve(cell, seed, options)
     folder = options.out / "runs" / f"{Path(cell.recipe).stem}-{recipes.fingerprint(recipe)}"
-    return _Job(" ".join([cell.recipe, *cell.settings, f"seed={seed}"]), folder, recipe)
+    return _Job(" ".join([cell.recipe, *cell.settings, f"seed={seed}"]), folder, recipe, cell.rank)
 
 
 def _is_finished(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in ("privacy.json", "model.safetensors"))
+    # Written behind the model, which no item reads: a run may travel here without its weights.
+    return (folder / "privacy.json").is_file()
 
 
 def _outcomes(
@@ -128,12 +133,13 @@ def _outcomes(
 
 
 def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
-    unsigned = True
+    unsigned, clients = True, job.recipe.plan.num_clients
 
     def noted(line: RoundRecord) -> None:
         nonlocal unsigned
         if unsigned:  # not before the first round: a folder must be empty for a run to begin
-            sign(job.folder, replace(origin(job.recipe.device), since=line.round))
+            by, data = origin(job.recipe.device), describe(job.recipe.task, clients)
+            sign(job.folder, replace(by, since=line.round, data=data))
             unsigned = False
         watch(line)
 

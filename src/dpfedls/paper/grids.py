@@ -46,6 +46,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     column: Axis
     parts: dict[str, Part]
     variants: dict[str, Variant]
+    first: Values = {}  # rows and columns that conclusions hang on: run before the others
 
 
 class Place(NamedTuple):
@@ -83,9 +84,13 @@ def places(item: str, grid: Grid) -> Iterator[Place]:
                         _filled(grid.row.label, values),
                         _filled(grid.column.label, values),
                         values,
-                        Cell(part.recipe, tuple(settings)),
+                        Cell(part.recipe, tuple(settings), _rank(grid, values)),
                         round(theirs.accuracy[i][j] / 100, 6),
                     )
+
+
+def _rank(grid: Grid, values: dict[str, Any]) -> int:
+    return int(any(values[name] not in first for name, first in grid.first.items()))
 
 
 def _each(values: Values) -> Iterator[dict[str, Any]]:

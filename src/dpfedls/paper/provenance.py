@@ -32,6 +32,7 @@ class Origin(msgspec.Struct, frozen=True):
     hardware: str
     torch: str
     since: int = 1
+    data: str = ""  # what it was trained on; files may differ from machine to machine
 
     def __str__(self) -> str:
         return f"commit {self.commit} on {self.hardware}, torch {self.torch}"

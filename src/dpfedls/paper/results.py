@@ -15,18 +15,18 @@ from dpfedls.runs.checkpoint import write_whole
 
 PAGES = {
     "mnist": (
-        "MNIST: logistic regression (Section 5.1)",
+        "MNIST: logistic regression (Section 6.1)",
         ("table2", "mnist-curves", "server-rates-mnist", "server-rates-demo", "fourier-mnist"),
     ),
     "cnn": (
-        "CNN (Sections 5.2 and 5.4)",
+        "CNN (Sections 6.2 and 6.4)",
         (
             *("table3", "table4", "table5", "server-rates-cnn"),
             *("svhn-curves", "stability", "attack", "attack-svhn5k", "fourier"),
         ),
     ),
     "shakespeare": (
-        "Shakespeare: LSTM (Section 5.3)",
+        "Shakespeare: LSTM (Section 6.3)",
         ("table6", "shakespeare-curves", "server-rates-lstm"),
     ),
     "theory-and-privacy": (

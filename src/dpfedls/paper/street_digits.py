@@ -34,17 +34,17 @@ _MOST_THREADS = 16  # each takes 150 MB for its chunk
 
 
 def make(num_clients: int, streams: SeededStreams) -> Task:
-    """300 images a client, as in Section 5.2; the network starts from random weights."""
+    """300 images a client, as in Section 6.2; the network starts from random weights."""
     return _task(num_clients, 300, streams, cnn())
 
 
 def make_pretrained(num_clients: int, streams: SeededStreams) -> Task:
-    """The same, and the network starts from MNIST, as in Section 5.2."""
+    """The same, and the network starts from MNIST, as in Section 6.2."""
     return _task(num_clients, 300, streams, pretrained_cnn())
 
 
 def make_attack(num_clients: int, streams: SeededStreams) -> Task:
-    """128 images a client, 64,000 for 500: few enough to learn by heart (Section 5.4)."""
+    """128 images a client, 64,000 for 500: few enough to learn by heart (Section 6.4)."""
     return _task(num_clients, 128, streams, pretrained_cnn())
 
 

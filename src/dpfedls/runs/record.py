@@ -26,7 +26,9 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     clip_norm: float | None = None  # of this round; null where nothing is clipped
     accuracy: float | None = None
     loss: float | None = None
-    metrics: dict[str, float | None] = msgspec.field(default_factory=dict)  # all of them by name, accuracy too
+    metrics: dict[str, float | None] = msgspec.field(
+        default_factory=dict
+    )  # all of them by name, accuracy too
     seconds: float | None = None  # not when deployed: time follows the cohort's size, a secret
 
 

@@ -9,14 +9,18 @@ import os
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+from zipfile import BadZipFile
+
+import numpy as np
 
 from dpfedls.errors import InputError
 
 log = logging.getLogger("dpfedls")
+Arrays: TypeAlias = dict[str, np.ndarray]
 
 
 class Source(NamedTuple):
@@ -78,7 +82,7 @@ def data_file(data_set: str, name: str) -> Path:
     """
     key = f"{data_set}/{name}"
     kept = os.environ.get("DPFEDLS_DATA")
-    path = (Path(kept) if kept else cache_folder()) / key
+    path = data_folder() / key
     if path.is_file():
         return path
     source = SOURCES.get(key)
@@ -95,6 +99,12 @@ def data_file(data_set: str, name: str) -> Path:
         )
     fetch(source, path)
     return path
+
+
+def data_folder() -> Path:
+    """What holds a folder for each data set."""
+    kept = os.environ.get("DPFEDLS_DATA")
+    return Path(kept) if kept else cache_folder()
 
 
 def published_file(data_set: str, name: str) -> Path:
@@ -153,7 +163,28 @@ def keep(path: Path, content: bytes) -> None:
         with replacing(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
-        log.warning("%s cannot be kept (%s); it is made again every time", path, error)
+        _say_not_kept(path, error)
+
+
+def once(path: Path, make: Callable[[], Arrays]) -> Arrays:
+    """Arrays that take long to make: made the first time, then read from this file of the cache."""
+    if path.is_file():
+        try:
+            with np.load(path) as file:
+                return dict(file)
+        except (OSError, EOFError, ValueError, BadZipFile) as error:
+            log.warning("%s cannot be read (%s); it is made again", path, error)
+    made = make()
+    try:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **made)  # pyright: ignore[reportArgumentType]
+    except OSError as error:
+        _say_not_kept(path, error)
+    return made
+
+
+def _say_not_kept(path: Path, error: OSError) -> None:
+    log.warning("%s cannot be kept (%s); it is made again every time", path, error)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""All of MNIST: logistic regression as in Section 5.1 of the paper."""
+"""All of MNIST: logistic regression as in Section 6.1 of the paper."""
 
 from __future__ import annotations
 

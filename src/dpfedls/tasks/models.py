@@ -40,7 +40,7 @@ class Standardise(nn.Module):
 
 
 def cnn(width: float = 1.0) -> nn.Sequential:
-    """The SVHN network of Section 5.2: 3,431,754 parameters at width 1, for 3×32×32 images."""
+    """The SVHN network of Section 6.2: 3,431,754 parameters at width 1, for 3×32×32 images."""
     c1, c2, h1, h2 = (max(1, round(size * width)) for size in (64, 128, 384, 192))
     return nn.Sequential(
         nn.Conv2d(3, c1, 5, padding=2),

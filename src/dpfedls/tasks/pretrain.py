@@ -1,4 +1,4 @@
-"""The paper's CNN, trained beforehand on MNIST (Section 5.2).
+"""The paper's CNN, trained beforehand on MNIST (Section 6.2).
 
 MNIST is public here: nobody whose privacy is promised is in it, so this costs no privacy. It is
 done once and kept in the cache folder: every run starts from the same weights, whatever its seed.

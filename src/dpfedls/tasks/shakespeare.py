@@ -1,4 +1,4 @@
-"""Shakespeare's plays, one speaking role a client: next-character prediction (Section 5.3).
+"""Shakespeare's plays, one speaking role a client: next-character prediction (Section 6.3).
 
 The text is the 1994 edition that LEAF's benchmark reads, and the rules are LEAF's (Caldas et al.
 2018): indentation tells who speaks, a role's lines are joined, and every window of 80 characters

@@ -54,6 +54,7 @@ _TASKS = {
     "street-digits-attack": "dpfedls.paper.street_digits:make_attack",
     "street-digits-cnn": "dpfedls.paper.street_digits:make",
     "street-digits-cnn-pretrained": "dpfedls.paper.street_digits:make_pretrained",
+    "svhn-attack": "dpfedls.tasks.svhn:make_attack",
     "svhn-cnn": "dpfedls.tasks.svhn:make",
     "svhn-cnn-scratch": "dpfedls.tasks.svhn:make_scratch",
     "svhn5k-cnn": "dpfedls.tasks.svhn:make_small",

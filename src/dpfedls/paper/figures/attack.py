@@ -35,7 +35,7 @@ QUANTITIES = {
 
 def make(options: Options) -> Item:
     """Item ``attack``: 500 clients of 128 images; the network starts from MNIST."""
-    return _make("attack", "street-digits-attack", 500, options)
+    return _make("attack", "svhn-attack", 500, options)
 
 
 def small(options: Options) -> Item:
@@ -85,7 +85,7 @@ def _cell(task: str, clients: int, sampling: str, z: float, method: str) -> Cell
     if strength is not None:
         noise = (f"plan.noise_multiplier={z:g}",)
     return Cell(
-        "street-digits",
+        "svhn-cnn",
         (
             f"task={task}",
             f"plan.num_clients={clients}",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dpfedls.paper.cells import Cell, resolve
-from dpfedls.paper.figures.lines import DATA
+from dpfedls.paper.data import describe
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.style import (
     GREY,
@@ -37,9 +37,9 @@ PLAIN = ("plan.noise_multiplier=0", "plan.clip_norm=inf", "denoiser={kind='ident
 
 
 def make(options: Options) -> Item:
-    """Item ``fourier``: the CNN of Section 5.2, first convolution and first full layer."""
+    """Item ``fourier``: the CNN of Section 6.2, first convolution and first full layer."""
     tensors = {"conv1.weight": 4, "fc1.weight": 2}
-    cell = Cell("street-digits", PLAIN)
+    cell = Cell("svhn-cnn", PLAIN)
     return _make("fourier", cell, tensors, (1 / 4, 1 / 2, 1), "", options)
 
 
@@ -71,7 +71,7 @@ def _make(
             tensor = next(t for t in update.values() if t.dim() == count)
             panels.append({"tensor": name, "round": at, **spectrum(tensor)})
     panels.sort(key=lambda panel: (list(axes).index(panel["tensor"]), panel["round"]))
-    data_name = DATA.get(recipe.task, recipe.task)
+    data_name = describe(recipe.task, recipe.plan.num_clients)
     return publish(
         item,
         options,

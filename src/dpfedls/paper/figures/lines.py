@@ -9,24 +9,11 @@ import numpy as np
 
 from dpfedls.paper.cells import Run
 
-# What a task's data are called in a title; other tasks go by their own name.
-DATA = {
-    "mnist5k-logistic": "5,000 MNIST images",
-    "mnist-logistic": "MNIST",
-    "shakespeare-lstm": "Shakespeare",
-    "street-digits-attack": "generated street digits, a stand-in for SVHN: NOT SVHN",
-    "street-digits-cnn": "generated street digits, a stand-in for SVHN: NOT SVHN",
-    "street-digits-cnn-pretrained": "generated street digits, a stand-in for SVHN: NOT SVHN",
-    "svhn5k-cnn": "5,000 images of SVHN",
-    "svhn-cnn": "SVHN",
-    "svhn-cnn-scratch": "SVHN",
-}
-
 
 def data_of(runs: Sequence[Sequence[Run]]) -> str:
-    """What the runs were trained on, for a title."""
-    task: str = runs[0][0].summary["task"]
-    return DATA.get(task, task)
+    """What the runs were trained on, for a title: as they noted it, every way that occurs."""
+    noted = dict.fromkeys(o.data for row in runs for run in row for o in run.origins)
+    return " and ".join(filter(None, noted)) or str(runs[0][0].summary["task"])
 
 
 def by_round(runs: Sequence[Run], quantities: Sequence[str]) -> dict[str, Any]:

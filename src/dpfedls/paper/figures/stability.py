@@ -61,9 +61,9 @@ def make(options: Options) -> Item:
 
 def _cell(z: float, rate: float, strength: float) -> Cell:
     return Cell(
-        "street-digits",
+        "svhn-cnn",
         (
-            "task=street-digits-cnn",  # from random weights
+            "task=svhn-cnn-scratch",  # from random weights
             f"plan.noise_multiplier={z:g}",
             f"local.learning_rate={rate:g}",
             f"denoiser.strength={strength:g}",
