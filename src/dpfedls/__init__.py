@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpfedls.checks import replace_batch_norm as replace_batch_norm
     from dpfedls.clients import ClientData as ClientData
     from dpfedls.denoising import Identity as Identity
     from dpfedls.denoising import JamesStein as JamesStein
@@ -17,11 +16,14 @@ if TYPE_CHECKING:
     from dpfedls.errors import InputError as InputError
     from dpfedls.gaussian import Release as Release
     from dpfedls.local_sgd import LocalSGD as LocalSGD
+    from dpfedls.population import LazyClients as LazyClients
     from dpfedls.privacy.plan import PrivacyPlan as PrivacyPlan
     from dpfedls.sampling import FixedSizeSampling as FixedSizeSampling
     from dpfedls.sampling import PoissonSampling as PoissonSampling
     from dpfedls.simulation import Result as Result
     from dpfedls.simulation import train as train
+    from dpfedls.tasks.convert import prepare as prepare
+    from dpfedls.tasks.convert import replace_batch_norm as replace_batch_norm
     from dpfedls.theory import effective_dimension as effective_dimension
 
 __version__ = "0.1.0"
@@ -33,6 +35,7 @@ __all__ = [
     "InputError",
     "JamesStein",
     "LaplacianSmoothing",
+    "LazyClients",
     "LocalSGD",
     "PoissonSampling",
     "PrivacyPlan",
@@ -40,6 +43,7 @@ __all__ = [
     "Result",
     "SoftThreshold",
     "effective_dimension",
+    "prepare",
     "replace_batch_norm",
     "smooth",
     "train",
@@ -54,6 +58,7 @@ _HOMES = {
     "InputError": "errors",
     "JamesStein": "denoising",
     "LaplacianSmoothing": "denoising",
+    "LazyClients": "population",
     "LocalSGD": "local_sgd",
     "PoissonSampling": "sampling",
     "PrivacyPlan": "privacy.plan",
@@ -61,7 +66,8 @@ _HOMES = {
     "Result": "simulation",
     "SoftThreshold": "denoising",
     "effective_dimension": "theory",
-    "replace_batch_norm": "checks",
+    "prepare": "tasks.convert",
+    "replace_batch_norm": "tasks.convert",
     "smooth": "denoising",
     "train": "simulation",
 }

@@ -18,7 +18,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpfedls.clients import ClientData
 from dpfedls.component import Component, check_types
 from dpfedls.errors import (
     InputError,
@@ -28,6 +27,7 @@ from dpfedls.errors import (
     require_positive,
 )
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.population import People
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
@@ -85,7 +85,7 @@ class LocalSGD(Component, frozen=True, tag=False):
 
 
 def schedule(
-    local: LocalSGD, data: ClientData, clients: Indices, key: int
+    local: LocalSGD, data: People, clients: Indices, key: int
 ) -> tuple[Indices, list[Int64[np.ndarray, "group steps batch"]]]:
     """Which rows of the data each client sees in each step.
 
@@ -125,7 +125,7 @@ class Update:
     model: nn.Module
     loss: Loss
     layout: Layout
-    data: ClientData
+    data: People
     local: LocalSGD
     clip_norm: float
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpfedls.checks import check_model, check_samples
-from dpfedls.clients import ClientData
 from dpfedls.clipping import clipped_sum
 from dpfedls.denoising import Denoiser, Identity
 from dpfedls.engine.choose import fastest_update
@@ -28,21 +27,22 @@ from dpfedls.errors import InputError, require_positive
 from dpfedls.local_sgd import LocalSGD, LocalUpdate, Loss, cross_entropy
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
+from dpfedls.population import People, people
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import RandomStreams, SeededStreams
+from dpfedls.samples import as_samples
 from dpfedls.sampling import Indices
 from dpfedls.server import Server, ServerState
 
 log = logging.getLogger("dpfedls")
-Samples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Simulation:
     """A federation on one machine: people's data, what each does with it, and the server."""
 
-    data: ClientData
+    data: People
     local_update: LocalUpdate
     server: Server
     streams: RandomStreams
@@ -123,26 +123,27 @@ class Result:
 def train(
     *,
     model: nn.Module,
-    clients: Sequence[Samples] | ClientData,
+    clients: Any,
     plan: PrivacyPlan,
     local: LocalSGD,
     denoiser: Denoiser | None = None,
     server_rate: float = 1.0,
     averaging: float = 0.0,
     loss: Loss = cross_entropy,
-    test: Samples | None = None,
+    test: Any = None,
     seed: int = 0,
     device: str = "cpu",
     block_size: int | None = None,
 ) -> Result:
     """Train a copy of ``model`` on the clients' data under the plan, in simulation."""
-    data = clients if isinstance(clients, ClientData) else ClientData.from_pairs(clients)
+    data = people(clients)
     ledger = MemoryLedger(plan)
     model = trainable_copy(model, device)
     server = Server(plan, denoiser or Identity(), Layout.of(model), ledger, server_rate, averaging)
     simulation = federate(model, data, server, local, SeededStreams(seed), loss, block_size)
     if test is not None:
-        check_samples(model, *test, "test", classify=loss is cross_entropy)
+        test = as_samples(test, "test")
+        check_samples(model, test, "test", loss)
     history = []
     for state in simulation.run(server.start(server.layout.read(model))):
         server.layout.write(state.average, model)
@@ -159,7 +160,7 @@ def trainable_copy(model: nn.Module, device: str) -> nn.Module:
 
 def federate(
     model: nn.Module,
-    data: ClientData,
+    data: People,
     server: Server,
     local: LocalSGD,
     streams: RandomStreams,
@@ -176,7 +177,7 @@ def federate(
     if not plan.is_private:
         log.warning("noise_multiplier is 0: this is federated averaging and it is NOT private")
     data = data.to(next(model.parameters()).device)
-    check_samples(model, data.features, data.targets, "clients", classify=loss is cross_entropy)
+    check_samples(model, data, "clients", loss)
     update, at_once = fastest_update(model, loss, server.layout, data, local, plan.clip_norm)
     block_size = at_once if block_size is None else block_size
     require_positive("block_size", block_size, "it is how many clients train at once")

@@ -21,8 +21,7 @@ _BATCH = 2000
 def sides(task: Task, streams: SeededStreams, most: int = 10_000) -> tuple[Samples, Samples]:
     """Members and others, as many of each, at most ``most``; the same ones for the same seed."""
     data, (features, targets) = task.data, task.test
-    owned = [np.arange(s, s + n) for s, n in zip(data.starts, data.sizes, strict=True)]
-    members = np.concatenate(owned)
+    members = np.concatenate([data.rows(j) for j in range(data.num_clients)])
     count = min(most, len(members), len(targets))
     rng = streams.generator("attack")
     inside = torch.from_numpy(rng.permutation(members)[:count])

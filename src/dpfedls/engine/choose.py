@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from torch import nn
 
-from dpfedls.clients import ClientData
 from dpfedls.engine.threads import usual_threads
 from dpfedls.engine.vmapped import ThreadedUpdate, VmappedUpdate
 from dpfedls.local_sgd import LocalSGD, LocalUpdate, Loss
 from dpfedls.parameters import Layout
+from dpfedls.population import People
 
 
 def fastest_update(
     model: nn.Module,
     loss: Loss,
     layout: Layout,
-    data: ClientData,
+    data: People,
     local: LocalSGD,
     clip_norm: float,
 ) -> tuple[LocalUpdate, int]:
@@ -25,7 +25,7 @@ def fastest_update(
     is a chain of known layers, and else again many at once.
     """
     update = VmappedUpdate(model, loss, layout, data, local, clip_norm)
-    if data.targets.device.type != "cpu":
+    if data.device.type != "cpu":
         return update, min(max(1, _ON_GPU // layout.dim), _MOST_AT_ONCE)
     threads, held = usual_threads(), max(1, _ON_CPU // layout.dim)
     if local.precision != "float32":  # torch's default precision is the process's, not a thread's

@@ -158,12 +158,7 @@ class Node:
         if self.data.sizes[person] == 0:
             return True
         try:
-            check_samples(
-                self.model,
-                *self.data.client(person),
-                f"person {person}",
-                classify=self.loss is cross_entropy,
-            )
+            check_samples(self.model, self.data.client(person), f"person {person}", self.loss)
         except Exception as error:
             log.warning("%s; that person counts as zero", error)
             return False

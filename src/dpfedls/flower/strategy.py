@@ -73,7 +73,7 @@ class DPFedLS(Strategy):
         check_model(model)
         self.model = copy.deepcopy(model).to(recipe.device)
         if test is not None:
-            check_samples(self.model, *test, "test", classify=loss is cross_entropy)
+            check_samples(self.model, test, "test", loss)
         self.test, self.loss = test, loss
         self.roster = Roster(People(recipe.plan.num_clients, people))
         self.streams = streams or _streams(recipe)

@@ -25,6 +25,8 @@ from dpfedls.sampling import Indices
 def compiled_update(update: VmappedUpdate) -> CompiledUpdate | None:
     """The same update as machine code; None where its model is no chain of layers known here."""
     data, local = update.data, update.local
+    if not isinstance(data, ClientData) or not isinstance(data.features, torch.Tensor):
+        return None
     on_cpu, plain = data.targets.device.type == "cpu", local.precision == "float32"
     if not on_cpu or not plain or update.loss is not cross_entropy:
         return None
@@ -43,7 +45,8 @@ class CompiledUpdate:
         self.radius = float(clip_norm) if local.projection == "step" else math.inf
         self.targets = as_input(data.targets).contiguous().numpy()
         features = data.features.detach()
-        ready = features.is_floating_point() and features.is_contiguous() and not program.first
+        plain = features.dtype == torch.float32 and features.is_contiguous()
+        ready = plain and data.order is None and not program.first
         self.ready = features.view(len(features), program.inputs).numpy() if ready else None
         self.threads = usual_threads()
         self.pool = ThreadPoolExecutor(self.threads)
@@ -94,12 +97,13 @@ class CompiledUpdate:
         if self.ready is not None:
             return self.ready, _NO_SYMBOLS, self.targets, rows, 0
         start, size = int(self.data.starts[client]), int(self.data.sizes[client])
-        features, targets = self.data.features[start : start + size], self.targets[start:][:size]
         if rows.size < size:  # prepare no more than are seen; no batch is a short last one then
-            seen, places = np.unique(rows - start, return_inverse=True)
-            features, targets = features[torch.from_numpy(seen)], targets[seen]
+            seen, places = np.unique(rows, return_inverse=True)
+            features, labels = self.data.take(torch.from_numpy(seen))
             rows, start, size = places.reshape(rows.shape), 0, len(seen)
-        features = as_input(features)
+        else:
+            features, labels = self.data.client(client)
+        targets = labels.numpy()
         for layer in self.program.first if size else ():
             features = layer(features)
         samples = features.detach().reshape(size, self.program.inputs).contiguous().numpy()
