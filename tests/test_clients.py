@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+import dpfedls
 from dpfedls import ClientData, InputError, LazyClients, LocalSGD
 from dpfedls.local_sgd import schedule
+from dpfedls.parameters import Layout
 from dpfedls.population import people
+from federations import linear_clients, local, plan, start_model
 
 
 def shares(data):
@@ -436,3 +439,67 @@ def test_people_says_what_is_accepted(clients):
 def test_nobody_is_refused(clients):
     with pytest.raises(InputError, match="clients is empty"):
         people(clients)
+
+
+# ---- and trained on
+
+
+def trained(clients, model=None, **options):
+    model = model or start_model()
+    options = {"plan": plan(num_clients=20), "local": local()} | options
+    result = dpfedls.train(model=model, clients=clients, **options)
+    return Layout.of(result.model).read(result.model)
+
+
+def test_the_same_people_give_the_same_model_however_their_data_lies():
+    """Also where rows are mixed up, as bytes, in wide floats, or loaded one person at a time."""
+    pairs = linear_clients()
+    expected = trained(pairs)
+    users = np.repeat(np.arange(20), 6)
+    mixed = np.random.default_rng(0).permutation(120)
+    back = mixed[np.argsort(users[mixed], kind="stable")]  # a person's rows in another order
+    x, y = (torch.cat(part).numpy() for part in zip(*pairs, strict=True))
+    assert torch.equal(trained([(a.numpy(), b.numpy()) for a, b in pairs]), expected)
+    assert torch.equal(trained(dict(enumerate(pairs))), expected)
+    torch.testing.assert_close(trained(ClientData.from_arrays(x.astype(float), y, users)), expected)
+    moved = ClientData.from_arrays(x[back], y[back], users)
+    assert moved.order is None
+    scattered = ClientData.from_arrays(x[mixed], y[mixed], users[mixed])
+    assert scattered.order is not None
+    assert torch.equal(trained(scattered), trained(moved))
+    lazy = [TensorDataset(a, b) for a, b in pairs]
+    torch.testing.assert_close(trained(lazy), expected)
+
+
+def test_nobody_moves_anothers_update_wherever_the_rows_lie():
+    """One person's rows replaced by huge ones: without noise the sum moves by at most the norm."""
+    rng = np.random.default_rng(0)
+    users = rng.permutation(np.repeat(np.arange(20), 6))
+    x, y = rng.standard_normal((120, 4), dtype=np.float32), rng.integers(0, 3, 120)
+    poisoned = np.where((users == 7)[:, None], np.float32(1e3), x)
+    once = plan(noise_multiplier=0, rounds=1, sampler=dpfedls.PoissonSampling(rate=1.0))
+    moves = [trained(ClientData.from_arrays(v, y, users), plan=once) for v in (x, poisoned)]
+    assert 0 < float((moves[0] - moves[1]).norm()) * 20 <= 2 * 0.5 * (1 + 1e-5)
+
+
+def test_a_transformer_on_tokens_with_tied_weights_trains_and_stays_tied():
+    class Reader(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(11, 8)
+            self.block = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.output = torch.nn.Linear(8, 11, bias=False)
+            self.output.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            return self.output(self.block(self.embedding(tokens))[:, -1])
+
+    torch.manual_seed(0)
+    tokens, users = torch.randint(11, (120, 6)), np.arange(120) % 20
+    clients = ClientData.from_arrays(tokens.to(torch.uint8), tokens[:, -1], users)
+    result = dpfedls.train(
+        model=Reader(), clients=clients, plan=plan(noise_multiplier=0, rounds=3, clip_norm=5.0),
+        local=local(), test=(tokens.numpy(), tokens[:, -1].numpy()),
+    )  # fmt: skip
+    assert result.model.output.weight is result.model.embedding.weight
+    assert result.loss < result.history[0].loss

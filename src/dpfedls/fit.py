@@ -62,7 +62,7 @@ def check_values(model: nn.Module, samples: Samples, where: str, classes: int | 
     """Refuse numbers that are none, tokens that the model does not know, labels it cannot give."""
     for values in leaves(samples[0]):
         parts = values.split(_ROWS) if values.is_floating_point() else ()
-        broken = [~torch.isfinite(part).flatten(1).all(dim=1) for part in parts]
+        broken = [~torch.isfinite(part).unsqueeze(-1).flatten(1).all(dim=1) for part in parts]
         rows = torch.cat(broken).nonzero().flatten().tolist() if broken else []
         if rows:
             raise InputError(
