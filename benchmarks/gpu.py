@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfedls.clients import ClientData
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.local_sgd import LocalSGD, LoopedUpdate, cross_entropy
 from dpfedls.parameters import Layout
+from dpfedls.people.clients import ClientData
 from dpfedls.tasks.models import character_lstm, cnn
 
 # model, how many clients, features of so many samples, steps timed, clip norm, learning rate

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import dpfedls
-from dpfedls.clients import ClientData
 from dpfedls.engine import choose
+from dpfedls.people.clients import ClientData
 from dpfedls.simulation import Simulation
 from dpfedls.tasks.models import character_lstm, cnn, mlp
 

@@ -14,11 +14,20 @@ ROOT = Path(dpfedls.__file__).parent
 # From the numbers up to the command line: a part may import its own layer and those above it here.
 LAYERS = [
     {"errors", "component"},
-    {"sampling", "parameters", "randomness", "clients"},
+    {
+        "sampling",
+        "parameters",
+        "randomness",
+        "samples",
+        "grouping",
+        "tables",
+        "clients",
+        "population",
+    },
     {"privacy", "theory"},
     {"gaussian", "clipping"},
     {"denoising", "server"},
-    {"local_sgd", "metrics", "checks", "engine", "simulation", "tasks"},
+    {"local_sgd", "metrics", "checks", "fit", "engine", "simulation", "tasks"},
     {"runs", "flower"},
     {"audit", "paper"},
     {"commands"},

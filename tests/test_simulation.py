@@ -249,9 +249,7 @@ CLIENTS = linear_clients()
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"clients": [(x.numpy(), y.numpy()) for x, y in CLIENTS]}, "not a pair of tensors"),
         ({"clients": [(x, y, y) for x, y in CLIENTS]}, "not a pair of tensors"),
-        ({"clients": [(x.double(), y) for x, y in CLIENTS]}, "models are float32"),
         ({"clients": [(x[:, :3], y) for x, y in CLIENTS]}, "cannot be fed a sample of clients"),
         ({"model": nn.Linear(4, 3).double()}, r"use model\.float\(\)"),
         ({"model": nn.LazyLinear(3)}, "has no shape yet"),
@@ -312,11 +310,10 @@ def test_a_parameter_that_the_loss_does_not_see_stays():
 def test_bad_samples_are_refused_with_their_place():
     clients = linear_clients()
     for poison, message in (
-        ((torch.full((6, 4), math.nan), clients[2][1]), "6 samples with NaN .* first at row 12"),
-        ((clients[2][0], torch.full((6,), 3)), "labels from 0 to 3, but the model has 3 outputs"),
+        ((torch.full((6, 4), math.nan), clients[2][1]), r"clients\[2\] has 6 samples with NaN"),
+        ((clients[2][0], torch.full((6,), 3)), "labels from 3 to 3, but the model has 3 outputs"),
         ((clients[2][0], clients[2][1][:5]), r"clients\[2\] has 6 rows of features but 5 targets"),
-        ((clients[2][0].double(), clients[2][1]), r"clients\[2\] has features of torch.float64"),
-        ((clients[2][0], clients[2][1].float()), "one integer label a sample"),
+        ((clients[2][0], clients[2][1].float()), r"clients\[2\] .* targets of torch.float32"),
     ):
         data = [*clients[:2], poison, *clients[3:]]
         with pytest.raises((InputError, TypeError), match=message):

@@ -6,8 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpfedls.checks import replace_batch_norm as replace_batch_norm
-    from dpfedls.clients import ClientData as ClientData
     from dpfedls.denoising import Identity as Identity
     from dpfedls.denoising import JamesStein as JamesStein
     from dpfedls.denoising import LaplacianSmoothing as LaplacianSmoothing
@@ -17,11 +15,15 @@ if TYPE_CHECKING:
     from dpfedls.errors import InputError as InputError
     from dpfedls.gaussian import Release as Release
     from dpfedls.local_sgd import LocalSGD as LocalSGD
+    from dpfedls.people.clients import ClientData as ClientData
+    from dpfedls.people.lazy import LazyClients as LazyClients
     from dpfedls.privacy.plan import PrivacyPlan as PrivacyPlan
     from dpfedls.runs.record import Result as Result
     from dpfedls.runs.train import train as train
     from dpfedls.sampling import FixedSizeSampling as FixedSizeSampling
     from dpfedls.sampling import PoissonSampling as PoissonSampling
+    from dpfedls.tasks.convert import prepare as prepare
+    from dpfedls.tasks.convert import replace_batch_norm as replace_batch_norm
     from dpfedls.theory import effective_dimension as effective_dimension
 
 __version__ = "0.1.0"
@@ -33,6 +35,7 @@ __all__ = [
     "InputError",
     "JamesStein",
     "LaplacianSmoothing",
+    "LazyClients",
     "LocalSGD",
     "PoissonSampling",
     "PrivacyPlan",
@@ -40,6 +43,7 @@ __all__ = [
     "Result",
     "SoftThreshold",
     "effective_dimension",
+    "prepare",
     "replace_batch_norm",
     "smooth",
     "train",
@@ -48,12 +52,13 @@ __all__ = [
 # Loaded when first asked for (PEP 562), so that `import dpfedls` is instant and loads no torch.
 _HOMES = {
     "BudgetExhausted": "errors",
-    "ClientData": "clients",
+    "ClientData": "people.clients",
     "FixedSizeSampling": "sampling",
     "Identity": "denoising",
     "InputError": "errors",
     "JamesStein": "denoising",
     "LaplacianSmoothing": "denoising",
+    "LazyClients": "people.lazy",
     "LocalSGD": "local_sgd",
     "PoissonSampling": "sampling",
     "PrivacyPlan": "privacy.plan",
@@ -61,7 +66,8 @@ _HOMES = {
     "Result": "runs.record",
     "SoftThreshold": "denoising",
     "effective_dimension": "theory",
-    "replace_batch_norm": "checks",
+    "prepare": "tasks.convert",
+    "replace_batch_norm": "tasks.convert",
     "smooth": "denoising",
     "train": "runs.train",
 }

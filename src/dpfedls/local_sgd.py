@@ -28,6 +28,7 @@ from dpfedls.errors import (
     require_positive,
 )
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.lazy import People
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
@@ -35,17 +36,6 @@ Tree: TypeAlias = Any
 """A tensor, or a dict, tuple or list of trees: what a model takes and returns."""
 Loss: TypeAlias = Callable[[Any, Any], Float[Tensor, "samples"]]
 """``loss(outputs, targets)`` gives one loss per sample, of whatever the model returns."""
-
-
-@runtime_checkable
-class People(Protocol):
-    """What local updates ask of people's data: ``ClientData``, or what loads it when needed."""
-
-    @property
-    def starts(self) -> np.ndarray: ...
-    @property
-    def sizes(self) -> np.ndarray: ...
-    def take(self, rows: Tensor, padded: bool = False) -> tuple[Tree, Tree]: ...
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Float[Tensor, "samples"]:

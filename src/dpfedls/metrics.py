@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as tree
 
-from dpfedls.clients import as_input
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import Loss
+from dpfedls.people.samples import Samples, as_input, each
 
 Metric: TypeAlias = Callable[[Any, Tensor], "Tensor | float"]
 """``metric(outputs, targets)``: one number for all samples, or one per sample to be averaged."""
 Metrics: TypeAlias = Mapping[str, Metric]
-Samples: TypeAlias = tuple[Any, Tensor]
 
 _BATCH = 2000  # bounds memory; a forward pass gains nothing from larger ones
 
@@ -31,14 +30,11 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -> dict[str, float]:
     """The mean loss, as ``loss``, and every metric by its name."""
     device = next(model.parameters()).device
-    features, targets = samples
-    count = len(targets)
+    count = len(samples[1])
     sums: dict[str, Tensor] = {}
     kept: list[tuple[Any, Tensor]] = []  # only where a metric needs all samples at once
     for start in range(0, count, _BATCH):
-        rows = slice(start, start + _BATCH)
-        x = tree.tree_map(lambda part: as_input(part[rows]).to(device), features)  # noqa: B023
-        y = as_input(targets[rows]).to(device)
+        x, y = each(lambda part, at=start: as_input(part[at : at + _BATCH]).to(device), samples)
         outputs = model(x)
         for name, metric in {**metrics, "loss": loss}.items():
             value = torch.as_tensor(metric(outputs, y))
@@ -47,7 +43,7 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
             elif name == "loss":
                 raise InputError("loss must give one number per sample: use reduction='none'")
         if len(sums) < len(metrics) + 1:
-            kept.append((tree.tree_map(lambda part: part.cpu(), outputs), y.cpu()))
+            kept.append(each(lambda part: part.cpu(), (outputs, y)))
     found = {name: float(total) / count for name, total in sums.items()}
     if kept:
         parts = [tree.tree_flatten(outputs) for outputs, _ in kept]

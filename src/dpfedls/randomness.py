@@ -21,7 +21,9 @@ from dpfedls.errors import InputError
 Noise: TypeAlias = Callable[[int, torch.device], Float[Tensor, "dim"]]
 """``noise(dim, device)`` draws standard normals in float64, for one release and no other."""
 
-_PURPOSES = ("sampling", "shuffling", "noise", "model", "split", "partition", "attack")
+_PURPOSES = (
+    "sampling", "shuffling", "noise", "model", "split", "partition", "attack", "contribution",
+)  # fmt: skip
 
 
 @runtime_checkable

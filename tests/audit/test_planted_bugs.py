@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from dpfedls import FixedSizeSampling, Identity, InputError, PoissonSampling, PrivacyPlan
-from dpfedls import clients as clients_module
 from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
 from dpfedls.audit.cohorts import audit_cohorts
@@ -22,6 +21,7 @@ from dpfedls.audit.neighbours import LAYOUT
 from dpfedls.audit.replay import audit_replay
 from dpfedls.engine import Engine
 from dpfedls.parameters import Layout
+from dpfedls.people import clients as clients_module
 from dpfedls.privacy import epsilon
 from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
 from dpfedls.randomness import SeededStreams

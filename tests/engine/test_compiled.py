@@ -10,7 +10,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from dpfedls.clients import ClientData
 from dpfedls.engine import jit as jit_module
 from dpfedls.engine.compiled import sequences
 from dpfedls.engine.compiled import update as update_module
@@ -20,6 +19,7 @@ from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, LoopedUpdate, Loss, cross_entropy
 from dpfedls.parameters import Layout
+from dpfedls.people.clients import ClientData
 from dpfedls.tasks.models import LSTM, LastPosition, Standardise, character_lstm, cnn
 
 SIZES = np.array([7, 1, 0, 12, 7, 5])  # batches of 5: short ones, a lone sample, nobody's

@@ -304,7 +304,7 @@ def built(case: Case, local: LocalSGD, engine: str) -> tuple[Engine, LoopedUpdat
     """An engine, its slow twin, and the weights to start from."""
     model, data = federation(case)
     if isinstance(data.features, Tensor):  # machine code reads no other class
-        from dpfedls.clients import ClientData
+        from dpfedls.people.clients import ClientData
 
         data = ClientData(data.features, data.targets, data.starts, data.sizes)
     layout = Layout.of(model)

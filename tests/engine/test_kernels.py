@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedls.clients import ClientData
 from dpfedls.engine import recurrence
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.local_sgd import LocalSGD, LoopedUpdate, cross_entropy
 from dpfedls.parameters import Layout
+from dpfedls.people.clients import ClientData
 from dpfedls.tasks.models import character_lstm, cnn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

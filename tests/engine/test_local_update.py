@@ -10,7 +10,6 @@ import torch
 from msgspec.structs import replace
 
 from dpfedls import InputError, LocalSGD
-from dpfedls.clients import ClientData
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.local_sgd import (
     LoopedUpdate,
@@ -19,6 +18,7 @@ from dpfedls.local_sgd import (
     schedule,
 )
 from dpfedls.parameters import Layout
+from dpfedls.people.clients import ClientData
 from federations import SIZES, local, model_and_data
 
 CLIENTS = np.arange(len(SIZES))

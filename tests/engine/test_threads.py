@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dpfedls import PoissonSampling, PrivacyPlan, train
-from dpfedls.clients import ClientData
 from dpfedls.engine import vmapped
 from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.engine.vmapped import ThreadedUpdate, VmappedUpdate
 from dpfedls.local_sgd import LocalSGD, cross_entropy
 from dpfedls.parameters import Layout
+from dpfedls.people.clients import ClientData
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfedls.clients import as_input
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import Loss
+from dpfedls.people.samples import as_input
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.task import Task
 
@@ -23,8 +23,7 @@ def sides(task: Task, streams: SeededStreams, most: int = 10_000) -> tuple[Sampl
     if task.test is None:
         raise InputError("the task has no test samples, so there is nobody to tell members from")
     data, (features, targets) = task.data, task.test
-    owned = [np.arange(s, s + n) for s, n in zip(data.starts, data.sizes, strict=True)]
-    members = np.concatenate(owned)
+    members = np.concatenate([data.rows(j) for j in range(data.num_clients)])
     count = min(most, len(members), len(targets))
     rng = streams.generator("attack")
     inside = torch.from_numpy(rng.permutation(members)[:count])

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedls.clients import ClientData
 from dpfedls.engine import Engine
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.clients import ClientData
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import Noise, RandomStreams

@@ -6,7 +6,6 @@ import logging
 
 from torch import nn
 
-from dpfedls.clients import ClientData
 from dpfedls.engine.compiled import NotCompiled
 from dpfedls.engine.engine import Engine
 from dpfedls.engine.probe import NotVmapped, probe
@@ -15,6 +14,7 @@ from dpfedls.engine.vmapped import ThreadedUpdate, VmappedUpdate
 from dpfedls.errors import InputError, require_positive, unknown
 from dpfedls.local_sgd import LocalSGD, LocalUpdate, LoopedUpdate, Loss, cross_entropy
 from dpfedls.parameters import Layout
+from dpfedls.people.clients import ClientData
 
 log = logging.getLogger("dpfedls")
 ENGINES = ("compiled", "vmapped", "looped")  # the fastest first

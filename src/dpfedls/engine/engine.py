@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dpfedls.clients import ClientData
 from dpfedls.clipping import Bound, clipped_sum
 from dpfedls.engine.ranks import ALONE, Alone, Ranks
 from dpfedls.engine.threads import one_torch_thread
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Updates, Vector
+from dpfedls.people.clients import ClientData
 from dpfedls.sampling import Indices
 
 

@@ -17,8 +17,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from dpfedls.checks import check_model, check_samples
-from dpfedls.clients import ClientData
 from dpfedls.clipping import Bound
 from dpfedls.engine import Engine, choose
 from dpfedls.errors import InputError
@@ -26,6 +24,8 @@ from dpfedls.flower.replies import make_census, make_reply, unpack
 from dpfedls.local_sgd import LocalUpdate, Loss, cross_entropy
 from dpfedls.metrics import accuracy, evaluate
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.checks import check_model, check_samples
+from dpfedls.people.clients import ClientData
 from dpfedls.runs.recipe import Recipe
 from dpfedls.sampling import Indices
 
@@ -133,12 +133,7 @@ class Node:
         if self.data.sizes[person] == 0:
             return True
         try:
-            check_samples(
-                self.model,
-                *self.data.client(person),
-                f"person {person}",
-                classify=self.loss is cross_entropy,
-            )
+            check_samples(self.model, self.data.client(person), f"person {person}", self.loss)
         except Exception as error:
             log.warning("%s; that person counts as zero", error)
             return False

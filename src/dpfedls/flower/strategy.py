@@ -25,8 +25,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from dpfedls.checks import check_model, check_samples
-from dpfedls.clients import ClientData
 from dpfedls.denoising import AnyCallable
 from dpfedls.errors import InputError
 from dpfedls.flower.client import make_ask
@@ -36,6 +34,8 @@ from dpfedls.flower.roster import People, Roster
 from dpfedls.local_sgd import Loss, cross_entropy
 from dpfedls.metrics import Metrics, Samples
 from dpfedls.parameters import Layout
+from dpfedls.people.checks import check_model, check_samples
+from dpfedls.people.clients import ClientData
 from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
 from dpfedls.runs.recipe import Recipe, built
 from dpfedls.runs.record import Result as DPFedLSResult
@@ -81,7 +81,7 @@ class DPFedLS(Strategy):
         check_model(model)
         model = copy.deepcopy(model).to(recipe.device)
         if test is not None:
-            check_samples(model, *test, "test", classify=loss is cross_entropy)
+            check_samples(model, test, "test", loss)
         self.roster = Roster(People(recipe.plan.num_clients, people))
         self.streams = streams or _streams(recipe)
         self.wait_for_nodes = wait_for_nodes

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from dpfedls.clients import ClientData
 from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.errors import InputError
 from dpfedls.paper import strokes
 from dpfedls.paper.strokes import SIDE
+from dpfedls.people.clients import ClientData
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.models import Standardise, cnn
 from dpfedls.tasks.partition import iid

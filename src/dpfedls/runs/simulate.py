@@ -11,13 +11,12 @@ import msgspec
 import torch
 from torch import nn
 
-from dpfedls.checks import check_model, check_samples
 from dpfedls.denoising import AnyCallable
 from dpfedls.engine import choose
 from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import cross_entropy
 from dpfedls.parameters import Layout
+from dpfedls.people.checks import check_model, check_samples
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs.folder import is_free, read_recipe
 from dpfedls.runs.recipe import PYTHON, Recipe, built
@@ -99,10 +98,9 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
     streams = SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
     check_model(task.model)
     model = copy.deepcopy(task.model).to(find_device(recipe.device))
-    classify = task.loss is cross_entropy
-    check_samples(model, task.data.features, task.data.targets, "clients", classify=classify)
+    check_samples(model, task.data, "clients", task.loss)
     if task.test is not None:
-        check_samples(model, *task.test, "test", classify=classify)
+        check_samples(model, task.test, "test", task.loss)
     engine = choose(
         model,
         task.data.to(next(model.parameters()).device),

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from dpfedls.clients import ClientData, people
 from dpfedls.denoising import AnyCallable, AnyDenoiser, Chain, Identity
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy
-from dpfedls.metrics import Metrics, Samples
+from dpfedls.metrics import Metrics
+from dpfedls.people.lazy import People, people
+from dpfedls.people.samples import as_samples
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
@@ -38,7 +39,7 @@ def train(
     averaging: float = 0.0,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
-    test: Samples | None = None,
+    test: Any = None,
     test_from: str = "",
     folder: str | os.PathLike[str] | None = None,
     population: str | None = None,
@@ -86,7 +87,8 @@ def train(
         block_size=block_size,
         evaluate_every=evaluate_every,
     )
-    task = Task(data, model, test, loss=loss, metrics=metrics or {}, test_from=test_from)
+    held = None if test is None else as_samples(test, "test")
+    task = Task(data, model, held, loss=loss, metrics=metrics or {}, test_from=test_from)
     watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
     place = None if folder is None else Path(folder)
     return simulate(recipe, task, denoiser or Identity(), place, watchers)
@@ -113,7 +115,7 @@ def default_plan(num_clients: int, delta: float | None = None) -> PrivacyPlan:
 
 
 def _plan(
-    plan: PrivacyPlan | None, epsilon: float | None, delta: float | None, data: ClientData
+    plan: PrivacyPlan | None, epsilon: float | None, delta: float | None, data: People
 ) -> PrivacyPlan:
     if (plan is None) == (epsilon is None):
         raise InputError(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedls.clients import ClientData
+from dpfedls.people.clients import ClientData
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.files import data_file
 from dpfedls.tasks.models import logistic_regression

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedls.clients import ClientData
 from dpfedls.errors import InputError, require_finite
+from dpfedls.people.clients import ClientData
 
 
 def iid(
@@ -57,9 +57,7 @@ def natural(features: Tensor, targets: Tensor, owners: np.ndarray) -> ClientData
         raise InputError(
             f"there are {len(owners)} owners for {len(targets)} samples; name one for every sample"
         )
-    order = torch.from_numpy(np.argsort(owners, kind="stable"))
-    _, sizes = np.unique(owners, return_counts=True)
-    return ClientData(features[order], targets[order], np.cumsum(sizes) - sizes, sizes)
+    return ClientData.from_arrays(features, targets, owners)
 
 
 def _shares(samples: int, num_clients: int) -> np.ndarray:

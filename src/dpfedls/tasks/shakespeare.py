@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfedls.clients import ClientData
 from dpfedls.errors import InputError
+from dpfedls.people.clients import ClientData
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.files import data_file
 from dpfedls.tasks.models import character_lstm

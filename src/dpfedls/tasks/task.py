@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from dpfedls.clients import ClientData
 from dpfedls.errors import InputError, unknown
 from dpfedls.local_sgd import Loss, cross_entropy
 from dpfedls.metrics import Metrics, Samples, accuracy
+from dpfedls.people.lazy import People
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks import own
 
@@ -25,7 +25,7 @@ class Task:
     one for all. Without metrics a classifier is told its accuracy, and any model its mean loss.
     """
 
-    data: ClientData
+    data: People
     model: nn.Module
     test: Samples | None = None
     validation: Samples | None = None  # to choose settings by; not every task has it

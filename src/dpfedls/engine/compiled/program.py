@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfedls.clients import as_input
 from dpfedls.engine.chains import layers_of, serves_many
 from dpfedls.engine.compiled import training
 from dpfedls.engine.compiled.images import LANES
 from dpfedls.engine.recurrence import LSTM, LastPosition
 from dpfedls.parameters import Layout
+from dpfedls.people.samples import as_input
 
 
 @dataclass(frozen=True)

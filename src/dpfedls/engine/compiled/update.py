@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfedls.clients import ClientData, as_input
 from dpfedls.engine.compiled import NotCompiled
 from dpfedls.engine.compiled.program import Program, program_of
 from dpfedls.engine.compiled.training import train
@@ -20,6 +19,8 @@ from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy, schedule
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.clients import ClientData
+from dpfedls.people.samples import as_input
 from dpfedls.sampling import Indices
 
 
@@ -50,7 +51,8 @@ class CompiledUpdate:
         self.program, self.data, self.local = program, data, local
         self.targets = as_input(data.targets).contiguous().numpy()
         features = data.features.detach()
-        ready = features.is_floating_point() and features.is_contiguous() and not program.first
+        plain = features.dtype == torch.float32 and features.is_contiguous()
+        ready = plain and data.order is None and not program.first
         self.ready = features.view(len(features), program.inputs).numpy() if ready else None
         self.threads = usual_threads()
         self.pool = ThreadPoolExecutor(self.threads)

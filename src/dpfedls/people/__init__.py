@@ -1,0 +1,1 @@
+"""People and their data: however it lies, and whether a model can learn from it."""

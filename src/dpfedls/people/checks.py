@@ -1,0 +1,120 @@
+"""What a model and its samples must be to train with user-level privacy; else one line why."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfedls.errors import InputError
+from dpfedls.local_sgd import Loss, cross_entropy
+from dpfedls.people.clients import ClientData
+from dpfedls.people.fit import check_fit, check_values
+from dpfedls.people.lazy import LazyClients
+from dpfedls.people.samples import Samples, as_samples
+
+log = logging.getLogger("dpfedls")
+_ROWS = 2**14  # not all at once: the data may be most of the memory
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse, by name, what would leave without noise or cannot be repeated.
+
+    A BatchNorm in eval mode is a constant and stays. Dropout is to be 0: clipping and noise
+    regularise already, and every client's masks would have to be drawn apart from all others'.
+    """
+    for name, module in model.named_modules():
+        where = f"module {name!r} ({type(module).__name__})"
+        if keeps_statistics(module):
+            raise InputError(
+                f"{where} keeps running statistics of private data, which would leave without "
+                "noise; use GroupNorm: model = dpfedls.replace_batch_norm(model), or freeze it by "
+                ".eval()"
+            )
+        if module.training and dropout_of(module) > 0:
+            raise InputError(
+                f"{where} has dropout {dropout_of(module):g}, whose masks come from torch's global "
+                "generator, so a run could not be repeated; set it to 0: model = "
+                "dpfedls.prepare(model) (clipping and noise regularise already)"
+            )
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        log.info("recurrent layers train one client at a time; dpfedls.prepare(model) speeds them")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError(
+            "the model has no parameter that requires a gradient; there is nothing to train: use "
+            "requires_grad_()"
+        )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise InputError(
+                f"parameter {name!r} has no shape yet; call the model once on a sample first"
+            )
+        if parameter.dtype != torch.float32:
+            raise InputError(
+                f"parameter {name!r} is {parameter.dtype}; updates are made, clipped and summed "
+                "from float32: use model.float()"
+            )
+        if not torch.isfinite(parameter).all():
+            raise InputError(f"parameter {name!r} is not finite; start from a model that is")
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm that looks at the batch."""
+    batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return batch_norm and (module.training or module.running_mean is None)
+
+
+def dropout_of(module: nn.Module) -> float:
+    """The share that it drops while training."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p
+    return module.dropout if isinstance(module, nn.MultiheadAttention | nn.RNNBase) else 0.0
+
+
+def check_samples(model: nn.Module, data: Any, where: str, loss: Loss = cross_entropy) -> None:
+    """Refuse samples that the model cannot learn from: a pair's, or each person's alone."""
+    model = copy.deepcopy(
+        model
+    ).cpu()  # trying a model may change it, and a GPU dies of a bad token
+    if isinstance(data, LazyClients):
+        data.check = lambda j, own: _check(model, own, f"{where}[{j}]", loss)  # when it is loaded
+        data.client(_someone(data, where))
+    elif isinstance(data, ClientData):
+        first = _someone(data, where)
+        classes = check_fit(model, data.client(first), f"{where}[{first}]", loss)
+        for people, rows in _blocks(data):
+            try:  # many at once, and each alone only where something is wrong
+                check_values(model, data.take(rows), where, classes)
+            except InputError:
+                for j in people:
+                    check_values(model, data.client(j), f"{where}[{j}]", classes)
+    else:
+        _check(model, as_samples(data, where), where, loss)
+
+
+def _check(model: nn.Module, samples: Samples, where: str, loss: Loss) -> None:
+    if len(samples[1]) == 0:
+        raise InputError(f"{where} holds no samples; give at least one")
+    check_values(model, samples, where, check_fit(model, samples, where, loss))
+
+
+def _someone(data: ClientData | LazyClients, where: str) -> int:
+    if not data.sizes.any():
+        raise InputError(f"{where} hold no samples; give at least one")
+    return int(np.argmax(data.sizes > 0))
+
+
+def _blocks(data: ClientData) -> Iterator[tuple[list[int], Tensor]]:
+    """People and their places, about ``_ROWS`` of them together."""
+    owners = np.flatnonzero(data.sizes)
+    cuts = np.flatnonzero(np.diff(np.cumsum(data.sizes[owners]) // _ROWS)) + 1
+    for people in np.split(owners, cuts):
+        sizes = data.sizes[people]
+        before = np.repeat(data.starts[people] - (np.cumsum(sizes) - sizes), sizes)
+        places = torch.from_numpy(before + np.arange(sizes.sum()))
+        yield people.tolist(), places.to(data.device)

@@ -1,0 +1,185 @@
+"""Whether a model can learn from samples: tried on two of them, then looked for in all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfedls.errors import InputError
+from dpfedls.local_sgd import Loss, cross_entropy
+from dpfedls.people.samples import Features, Samples, as_input, each, leaves
+
+_ROWS = 2**14  # not all at once: the data may be most of the memory
+
+
+@torch.no_grad()
+def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int | None:
+    """Try the model and the loss on two samples; how many classes there are for cross-entropy."""
+    features = each(lambda values: as_input(values[:2]).cpu(), samples[0])
+    targets = as_input(samples[1][:2]).cpu()
+    shapes = ", ".join(str(tuple(v.shape[1:])) for v in leaves(features))
+    try:
+        outputs = _constant_outputs(model, features)
+    except _Failed as failed:
+        whole = [v for v in leaves(features) if _is_whole(v)]
+        if whole and _runs(model, each(Tensor.float, features)):
+            raise InputError(
+                f"{where} has features of {whole[0].dtype}, but the model needs floats; convert "
+                "them with x.float()"
+            ) from failed
+        raise InputError(
+            f"the model cannot be fed a sample of {where}, of shape {shapes}: {failed}; make model "
+            "and features fit"
+        ) from failed
+    if loss is not cross_entropy:
+        try:
+            loss(outputs, targets)
+        except Exception as error:
+            raise InputError(
+                f"loss fails on the model's outputs for samples of {where} ({_first_line(error)}); "
+                "it is given what the model returns, and targets of shape "
+                f"{tuple(targets.shape[1:])} a sample"
+            ) from error
+        return None
+    if targets.is_floating_point() or targets.dim() != 1:
+        raise InputError(
+            f"{where} has targets of {targets.dtype} and {targets.dim()} dimensions; cross-entropy "
+            "needs one integer label a sample: use y.long(), or pass loss=…"
+        )
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(targets):
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise InputError(
+            f"the model returns {got} for {len(targets)} samples of {where}; cross-entropy needs "
+            "one score a class for each: change the last layer, or pass loss=…"
+        )
+    return outputs.shape[1]
+
+
+@torch.no_grad()
+def check_values(model: nn.Module, samples: Samples, where: str, classes: int | None) -> None:
+    """Refuse numbers that are none, tokens that the model does not know, labels it cannot give."""
+    for values in leaves(samples[0]):
+        parts = values.split(_ROWS) if values.is_floating_point() else ()
+        broken = [~torch.isfinite(part).unsqueeze(-1).flatten(1).all(dim=1) for part in parts]
+        rows = torch.cat(broken).nonzero().flatten().tolist() if broken else []
+        if rows:
+            raise InputError(
+                f"{where} has {len(rows)} samples with NaN or infinite features, the first at row "
+                f"{rows[0]}; they would spoil every average: remove or mend them"
+            )
+    _check_tokens(model, samples[0], where)
+    if classes is None:
+        return
+    low, high = int(samples[1].min()), int(samples[1].max())
+    if low < 0 or high >= classes:
+        raise InputError(
+            f"{where} has labels from {low} to {high}, but the model has {classes} outputs; labels "
+            f"must be 0 to {classes - 1}: relabel, or widen the last layer"
+        )
+
+
+def _check_tokens(model: nn.Module, features: Features, where: str) -> None:
+    """Try the smallest and the largest whole number of every position.
+
+    A model that can be fed these two can be fed all: what it looks up lies between them. One that
+    cannot may have other reasons, so it is then tried on the samples themselves.
+    """
+    whole = [v for v in leaves(features) if _is_whole(v)]
+    if not whole or _runs(model, each(_extremes, features)):
+        return
+    try:
+        for start in range(0, len(whole[0]), _ROWS):
+            _run(model, each(lambda v, at=start: as_input(v[at : at + _ROWS]).cpu(), features))
+    except _Failed as failed:
+        low, high = min(int(v.min()) for v in whole), max(int(v.max()) for v in whole)
+        raise InputError(
+            f"{where} has tokens from {low} to {high}, which the model cannot be fed: {failed}; "
+            "renumber them, or widen the layer"
+        ) from failed
+
+
+def _extremes(values: Tensor) -> Tensor:
+    """Two samples: the smallest and the largest whole number of every position."""
+    values = as_input(values)
+    if not _is_whole(values):
+        return values[:1].expand(2, *values.shape[1:]).cpu()
+    return torch.stack([values.amin(dim=0), values.amax(dim=0)]).cpu()
+
+
+def _is_whole(values: Tensor) -> bool:
+    return not values.is_floating_point() and values.dtype != torch.bool
+
+
+def _constant_outputs(model: nn.Module, features: Features) -> Any:
+    """The model's outputs, once it is seen that running it draws nothing and changes nothing."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
+        outputs, again = _run(model, features), _run(model, features)
+        _runs(model, each(torch.zeros_like, features))
+    for name, buffer in model.named_buffers():
+        if not _same(buffer, before[name]):
+            raise InputError(
+                f"buffer {name!r} changes when the model runs and would leave without noise; keep "
+                "it constant, or set its module to .eval()"
+            )
+    if not all(map(_same, leaves(outputs), leaves(again))):
+        raise InputError(
+            "the model answers the same samples differently each time, so a run could not be "
+            "repeated; take out what it draws at random, such as functional.dropout"
+        )
+    return outputs
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor):
+        return True
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+class _Failed(Exception):
+    """A model that raised; the text says which layer, on what, and what it said."""
+
+
+def _runs(model: nn.Module, features: Features) -> bool:
+    try:
+        _run(model, features)
+    except _Failed:
+        return False
+    return True
+
+
+def _run(model: nn.Module, features: Features) -> Any:
+    """The model's outputs, or which of its layers failed."""
+    running: list[tuple[str, nn.Module, Any]] = []
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    hooks = []
+    for name, module in model.named_modules():
+        enter = lambda module, given, name=name: running.append((name, module, given))  # noqa: E731
+        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        return model(features)
+    except Exception as error:
+        name, module, given = running[-1] if running else ("", model, (features,))
+        layer = f"module {name!r} ({type(module).__name__}{_range(module)})" if name else "it"
+        shapes = ", ".join(str(tuple(v.shape)) for v in leaves(given) if isinstance(v, Tensor))
+        raise _Failed(
+            f"{layer}, given {shapes or 'nothing'}, says {_first_line(error)!r}"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _range(module: nn.Module) -> str:
+    known = getattr(module, "num_embeddings", None)
+    return f", which knows 0 to {known - 1}" if isinstance(known, int) else ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

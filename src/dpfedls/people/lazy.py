@@ -1,0 +1,137 @@
+"""Everybody's data, whatever way it is given: in memory, or loaded person by person."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dpfedls.errors import InputError, require_positive
+from dpfedls.people.clients import ClientData, in_order
+from dpfedls.people.grouping import choice, require_count
+from dpfedls.people.samples import Samples, as_input, as_samples, each, joined
+from dpfedls.people.tables import collated
+
+
+class LazyClients:
+    """A torch Dataset a person, of (features, target) items, loaded when that person trains.
+
+    To the engines it is like ``ClientData``; rows are numbered person by person. Once more than
+    ``kept`` people are in memory, or more than train at once, whoever was used longest ago is
+    forgotten. ``check(j, samples)``
+    is called on each person's samples when they are loaded, and on nobody else's.
+    """
+
+    order = None
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        most_samples: int | None = None,
+        seed: int = 0,
+        kept: int = 8,
+    ) -> None:
+        require_positive("kept", kept, "whoever trains must be in memory")
+        if most_samples is not None:
+            require_count(most_samples)
+        try:
+            lengths = np.array([len(dataset) for dataset in datasets], dtype=np.int64)
+        except TypeError as error:
+            raise InputError(
+                f"a person's data set has no length ({error}), and batches need one: give "
+                "map-style data sets, with __getitem__ and __len__"
+            ) from error
+        if len(lengths) == 0:
+            raise InputError(
+                "clients is empty; there is nobody to train on: give a Dataset a person"
+            )
+        self.most_samples, self.seed, self._room = most_samples, seed, kept
+        self.sizes = np.minimum(lengths, lengths if most_samples is None else most_samples)
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.device = torch.device("cpu")
+        self.check: Callable[[int, Samples], None] = lambda j, samples: None
+        self._datasets = datasets
+        self._loaded: OrderedDict[int, Samples] = OrderedDict()
+        self._lock = threading.Lock()  # engines train on several threads
+
+    @property
+    def num_clients(self) -> int:
+        """How many people there are."""
+        return len(self.sizes)
+
+    def to(self, device: torch.device) -> LazyClients:
+        """The same people, their batches on another device."""
+        other = copy.copy(self)
+        other.device, other._loaded, other._lock = device, OrderedDict(), threading.Lock()
+        return other
+
+    def client(self, j: int) -> Samples:
+        """The samples of one client, loaded now or still in memory."""
+        with self._lock:
+            own = self._loaded.pop(j, None) or self._load(j)
+            self._loaded[j] = own
+            if len(self._loaded) > self._room:
+                self._loaded.popitem(last=False)
+            return own
+
+    def take(self, rows: Int64[Tensor, "..."], padded: bool = False) -> Samples:
+        """Samples by row; where padded, a row may be written ~row (see ``schedule``)."""
+        flat = rows.reshape(-1).cpu().numpy()
+        flat = np.where(flat < 0, ~flat, flat) if padded else flat
+        owners = np.searchsorted(self.starts + self.sizes, flat, side="right")
+        there, parts = np.unique(owners).tolist(), []
+        # Whoever trains at once, on whichever thread, is in every step again.
+        self._room = max(self._room, len(there) * (os.cpu_count() or 1))
+        for j in there:
+            own = torch.from_numpy(flat[owners == j] - self.starts[j]).to(self.device)
+            parts.append(each(lambda values, own=own: values[own], self.client(j)))
+        places = np.argsort(np.argsort(owners, kind="stable"))  # of each row among the parts
+        back = torch.from_numpy(places).to(self.device)
+        try:
+            together = joined(parts)
+        except (RuntimeError, ValueError) as error:
+            raise InputError(
+                f"samples of clients {there} cannot be stacked ({str(error).splitlines()[0][:120]}"
+                "); all clients train one model, so make them alike"
+            ) from error
+        return each(lambda values: values[back].unflatten(0, rows.shape), together)
+
+    def _load(self, j: int) -> Samples:
+        dataset, size, where = self._datasets[j], int(self.sizes[j]), f"clients[{j}]"
+        if size == 0:
+            return torch.empty(0, device=self.device), torch.empty(0, device=self.device)
+        places = np.arange(size)
+        if size < len(dataset):
+            places = choice([j], len(dataset), size, self.seed)[0]
+        samples = as_samples(collated([dataset[i] for i in places.tolist()], where), where)
+        self.check(j, samples)
+        return each(lambda values: as_input(values).to(self.device), samples)
+
+
+People: TypeAlias = ClientData | LazyClients
+
+
+def people(clients: Any) -> People:
+    """Everybody's data from whatever ``dpfedls.train(clients=…)`` was given."""
+    if isinstance(clients, ClientData | LazyClients):
+        return clients
+    table = any(hasattr(clients, name) for name in ("columns", "column_names", "dtype"))
+    if table or isinstance(clients, str | Dataset) or not hasattr(clients, "__iter__"):
+        raise InputError(
+            f"clients is a {type(clients).__name__}, which does not say whose sample is whose; "
+            "give a list or dict with one (features, targets) pair or one torch Dataset a person, "
+            "or ClientData.from_arrays(x, y, users), .from_frame(frame) or .from_dataset(dataset)"
+        )
+    everyone = in_order(clients)
+    if everyone and all(isinstance(own, Dataset) for own in everyone):
+        return LazyClients(everyone)
+    return ClientData.from_pairs(everyone)

@@ -1,0 +1,105 @@
+"""Samples as tensors: from whatever arrays they lie in, and ready for a model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
+
+from dpfedls.errors import InputError
+
+Features: TypeAlias = Any
+"""One tensor, or a dict or tuple of tensors, one row a sample each; the model gets it as it is."""
+Samples: TypeAlias = tuple[Features, Tensor]
+
+
+def as_samples(pair: Any, where: str) -> Samples:
+    """Features and targets as tensors on the memory of the arrays, tensors or lists given."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise InputError(
+            f"{where} is not a pair of tensors or arrays; give (features, targets), features "
+            "perhaps a dict or tuple of arrays"
+        )
+    features = each(lambda values: _tensor(values, f"features of {where}"), pair[0])
+    targets = _tensor(pair[1], f"targets of {where}")
+    for rows in {len(leaf) for leaf in leaves(features)} - {len(targets)}:
+        raise InputError(
+            f"{where} has {rows} rows of features but {len(targets)} targets; give one target for "
+            "every row"
+        )
+    # True and False are the labels 1 and 0 (a loss on fractions says targets.float()).
+    return features, targets.view(torch.uint8) if targets.dtype == torch.bool else targets
+
+
+def as_input(values: Tensor) -> Tensor:
+    """What models want: float32; symbols and labels (stored small) as int64; masks as they are."""
+    if values.is_floating_point():
+        return values.float()
+    return values if values.dtype == torch.bool else values.long()
+
+
+def each(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The function of a tensor, or of each tensor in a dict or tuple."""
+    if isinstance(tree, Tensor):  # the usual case, and worth its own way in every step
+        return function(tree)
+    return tree_map(function, tree, is_leaf=_is_leaf)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The tensors of a dict or tuple, or the one tensor."""
+    return tree_leaves(tree, is_leaf=_is_leaf)
+
+
+def joined(parts: list[Any]) -> Any:
+    """Tensors one behind the other, in trees of one structure leaf by leaf."""
+    return tree_map(lambda *own: torch.cat(own), parts[0], *parts[1:])
+
+
+def kind(pair: Samples) -> Any:
+    """What one model needs alike: which inputs, of which shapes, fractions or whole numbers."""
+    kinds = [(v.shape[1:], v.is_floating_point(), v.dtype == torch.bool) for v in leaves(pair)]
+    return tree_structure(pair), kinds
+
+
+def described(pair: Samples) -> str:
+    """Dtypes and shapes in words."""
+    features = ", ".join(f"{v.dtype} and shape {tuple(v.shape[1:])}" for v in leaves(pair[0]))
+    targets = f"{pair[1].dtype} and shape {tuple(pair[1].shape[1:])}"
+    return f"features of {features} a sample and targets of {targets}"
+
+
+def select(values: Tensor, rows: Tensor) -> Tensor:
+    """``values[rows]``, where rows lie; whole rows are copied at once, unlike by indexing."""
+    chosen = values.index_select(0, rows.reshape(-1).to(values.device)).to(rows.device)
+    return chosen.view(*rows.shape, *values.shape[1:])
+
+
+def _is_leaf(node: Any) -> bool:
+    return not isinstance(node, dict | tuple)  # a list is data written out
+
+
+def _tensor(values: Any, where: str) -> Tensor:
+    """A tensor on the same memory, so that a mapped file stays mapped."""
+    try:
+        if not isinstance(values, Tensor):
+            array = np.asarray(values)
+            if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+                array = array.astype(array.dtype.newbyteorder("="), order="C")
+            with (
+                warnings.catch_warnings()
+            ):  # torch fears for memory that is read-only; we only read
+                warnings.simplefilter("ignore", UserWarning)
+                values = torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the {where} are no array of numbers ({str(error).splitlines()[0][:120]}); give a "
+            "tensor or a NumPy array of floats or whole numbers, the same shape for every sample"
+        ) from error
+    if values.dim() == 0:
+        raise InputError(f"the {where} are one number; give an array with one row a sample")
+    return values.detach()
