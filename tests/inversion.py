@@ -68,9 +68,7 @@ def exact_delta(loss: Loss, rounds: int, epsilon: float) -> float:
     total, mean, variance = cumulants(order)
     deviation = math.sqrt(rounds * variance)
     step = 0.02 / deviation
-    t = step * np.arange(
-        round(40 / deviation / step) + 1
-    )  # 10 would do for a smooth loss, not for one with an atom
+    t = step * np.arange(round(40 / deviation / step) + 1)
     tilted = loss.weights * np.exp(order * loss.values) / total
     moments = np.array([tilted @ np.exp(1j * at * (loss.values - mean)) for at in t])
     phase = rounds * (np.log(moments) + 1j * t * mean) - 1j * t * epsilon

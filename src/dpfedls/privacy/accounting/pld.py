@@ -75,10 +75,12 @@ class Bound(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         """The least ε, at this δ, of the composed loss, the unsampled Gaussian and RDP."""
-        least = gaussian_epsilon(total_mu(self.rounds), delta)
-        if self.directions:
-            least = min(least, max(one.epsilon(delta) for one in self.directions))
-        if self.exact or rough_rdp_epsilon(shapes_of(self.rounds), delta) > least:
+        gaussian = gaussian_epsilon(total_mu(self.rounds), delta)
+        composed = max((one.epsilon(delta) for one in self.directions), default=gaussian)
+        least = min(gaussian, composed)
+        # Where the window missed ε (δ below 1e-50 or so) the composed loss says infinity.
+        fine = self.exact and composed < math.inf
+        if fine or rough_rdp_epsilon(shapes_of(self.rounds), delta) > least:
             return least
         return min(least, rdp_epsilon(self.rounds, delta))
 
