@@ -14,20 +14,11 @@ ROOT = Path(dpfedls.__file__).parent
 # From the numbers up to the command line: a part may import its own layer and those above it here.
 LAYERS = [
     {"errors", "component"},
-    {
-        "sampling",
-        "parameters",
-        "randomness",
-        "samples",
-        "grouping",
-        "tables",
-        "clients",
-        "population",
-    },
+    {"sampling", "parameters", "randomness"},
     {"privacy", "theory"},
     {"gaussian", "clipping"},
     {"denoising", "server"},
-    {"local_sgd", "metrics", "checks", "fit", "engine", "simulation", "tasks"},
+    {"people", "local_sgd", "metrics", "engine", "simulation", "tasks"},
     {"runs", "flower"},
     {"audit", "paper"},
     {"commands"},

@@ -28,7 +28,6 @@ from dpfedls.errors import (
     require_positive,
 )
 from dpfedls.parameters import Layout, Updates, Vector
-from dpfedls.people.lazy import People
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
@@ -36,6 +35,17 @@ Tree: TypeAlias = Any
 """A tensor, or a dict, tuple or list of trees: what a model takes and returns."""
 Loss: TypeAlias = Callable[[Any, Any], Float[Tensor, "samples"]]
 """``loss(outputs, targets)`` gives one loss per sample, of whatever the model returns."""
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """What local updates ask of people's data: ``ClientData``, or what loads it when needed."""
+
+    @property
+    def starts(self) -> np.ndarray: ...
+    @property
+    def sizes(self) -> np.ndarray: ...
+    def take(self, rows: Tensor, padded: bool = False) -> tuple[Tree, Tree]: ...
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Float[Tensor, "samples"]:
@@ -88,7 +98,7 @@ class LocalSGD(Component, frozen=True, tag=False):
 
 
 def schedule(
-    local: LocalSGD, data: People, clients: Indices, key: int
+    local: LocalSGD, data: Rows, clients: Indices, key: int
 ) -> tuple[Indices, list[Int64[np.ndarray, "group steps batch"]]]:
     """Which rows of the data each client sees in each step.
 
@@ -133,7 +143,7 @@ class Update:
     model: nn.Module
     loss: Loss
     layout: Layout
-    data: People
+    data: Rows
     local: LocalSGD
 
     def _outputs(self, run: Callable[[Tree], Tree], features: Tree) -> Tree:

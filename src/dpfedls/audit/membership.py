@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import Loss
-from dpfedls.people.samples import as_input
+from dpfedls.people.samples import Samples, as_input, each
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.task import Task
 
-Samples = tuple[Tensor, Tensor]
 _BATCH = 2000
 
 
@@ -23,12 +22,13 @@ def sides(task: Task, streams: SeededStreams, most: int = 10_000) -> tuple[Sampl
     if task.test is None:
         raise InputError("the task has no test samples, so there is nobody to tell members from")
     data, (features, targets) = task.data, task.test
-    members = np.concatenate([data.rows(j) for j in range(data.num_clients)])
+    spans = zip(data.starts, data.sizes, strict=True)
+    members = np.concatenate([np.arange(start, start + size) for start, size in spans])
     count = min(most, len(members), len(targets))
     rng = streams.generator("attack")
     inside = torch.from_numpy(rng.permutation(members)[:count])
     outside = torch.from_numpy(rng.permutation(len(targets))[:count])
-    return (data.features[inside], data.targets[inside]), (features[outside], targets[outside])
+    return data.take(inside), (each(lambda x: x[outside], features), targets[outside])
 
 
 def threshold_attack(
@@ -68,9 +68,9 @@ def require_scikit_learn() -> None:
 @torch.no_grad()
 def _losses(model: nn.Module, loss: Loss, samples: Samples) -> np.ndarray:
     device = next(model.parameters()).device
-    losses = [
-        loss(model(as_input(x.to(device))), as_input(y.to(device)))
-        for x, y in zip(*(part.split(_BATCH) for part in samples), strict=True)
-    ]
+    losses = []
+    for start in range(0, len(samples[1]), _BATCH):
+        x, y = each(lambda part, at=start: as_input(part[at : at + _BATCH]).to(device), samples)
+        losses.append(loss(model(x), y))
     # A loss that overflows is the largest there is, which speaks against membership.
     return torch.cat(losses).nan_to_num(nan=torch.finfo(torch.float32).max).cpu().numpy()

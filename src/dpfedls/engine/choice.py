@@ -15,6 +15,7 @@ from dpfedls.errors import InputError, require_positive, unknown
 from dpfedls.local_sgd import LocalSGD, LocalUpdate, LoopedUpdate, Loss, cross_entropy
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
+from dpfedls.people.lazy import People
 
 log = logging.getLogger("dpfedls")
 ENGINES = ("compiled", "vmapped", "looped")  # the fastest first
@@ -22,7 +23,7 @@ ENGINES = ("compiled", "vmapped", "looped")  # the fastest first
 
 def choose(
     model: nn.Module,
-    data: ClientData,
+    data: People,
     local: LocalSGD,
     loss: Loss = cross_entropy,
     *,

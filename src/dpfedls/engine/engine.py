@@ -15,7 +15,7 @@ from dpfedls.engine.threads import one_torch_thread
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Updates, Vector
-from dpfedls.people.clients import ClientData
+from dpfedls.people.lazy import People
 from dpfedls.sampling import Indices
 
 
@@ -29,7 +29,7 @@ class Engine:
     name: str  # "looped", "vmapped" or "compiled"
     reason: str  # why this one, and what prevented a faster one
     update: LocalUpdate
-    data: ClientData
+    data: People
     block_size: int  # how many clients train at once: bounds memory and changes nothing else
     ranks: Ranks | Alone = ALONE  # who else trains a part of each cohort
 

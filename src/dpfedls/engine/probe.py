@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from dpfedls.engine.engine import first_line
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import LocalSGD, LoopedUpdate, People, Tree
+from dpfedls.local_sgd import LocalSGD, LoopedUpdate, Rows, Tree
 
 
 class NotVmapped(Exception):
@@ -65,7 +65,7 @@ class MadeUp:
     sizes: np.ndarray = field(default_factory=lambda: np.array([2, 2]))
 
     @classmethod
-    def like(cls, data: People, device: torch.device) -> MadeUp:
+    def like(cls, data: Rows, device: torch.device) -> MadeUp:
         """Of the shape and dtype that all people's samples have.
 
         Fractions between 0 and 1, which are probabilities too, and zeros for whole numbers, which
