@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
 from dpfedls.clients import ClientData
@@ -30,14 +32,16 @@ def fastest_update(
     threads, held = usual_threads(), max(1, _ON_CPU // layout.dim)
     if local.precision != "float32":  # torch's default precision is the process's, not a thread's
         return update, held
+    from dpfedls.engine.compiled import NotCompiled
     from dpfedls.engine.compiled.update import (
         compiled_update,  # here, since Numba takes a moment to load
     )
 
-    compiled = compiled_update(update)
-    if compiled is not None:
-        return compiled, threads * max(held, _IN_LINE)
-    return (ThreadedUpdate(update, threads) if threads > 1 else update), threads * held
+    try:
+        compiled = compiled_update(model, loss, layout, data, local)
+    except NotCompiled:
+        return (ThreadedUpdate(update, threads) if threads > 1 else update), threads * held
+    return partial(compiled, radius=clip_norm), threads * max(held, _IN_LINE)
 
 
 # Weights of all clients of a block: 4 MiB of float32, that a core's caches hold; 2 GiB of a GPU's.
