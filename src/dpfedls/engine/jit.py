@@ -91,7 +91,8 @@ class _Cache(FunctionCache):
 
 def _cached(code: Any, function: Callable[..., Any]) -> None:
     if _CACHE is not None:
-        with _cache_folder(_CACHE):
+        # A folder per way of calling: code to be called by Python has no address for machine code.
+        with _cache_folder(_CACHE / type(code).__name__.lower()):
             code._cache = _Cache(function)
 
 

@@ -46,14 +46,12 @@ FORWARD = types.void(_i64, _f32, _WEIGHTS, _f32, _f32, _f32, _WORK)
 BACKWARD = types.float32(_i64, _f32, _WEIGHTS, _f32, _f32, _f32, _f32, _f32, _WORK)
 
 
-@intrinsic
-def forward_at(typing, address, sizes, options, weights, x, y, kept, work):
+def _forward_at(typing, address, sizes, options, weights, x, y, kept, work):
     """Call the forward function at an address."""
     return FORWARD.return_type(types.int64, *FORWARD.args), _called_as(FORWARD)
 
 
-@intrinsic
-def backward_at(typing, address, sizes, options, weights, x, y, kept, d_y, d_x, work):
+def _backward_at(typing, address, sizes, options, weights, x, y, kept, d_y, d_x, work):
     """Call the backward function at an address."""
     return BACKWARD.return_type(types.int64, *BACKWARD.args), _called_as(BACKWARD)
 
@@ -66,3 +64,8 @@ def _called_as(signature: Any) -> Any:
         return builder.call(function, arguments)
 
     return generate
+
+
+# Numba passes ``typing``, not the caller.
+forward_at: Any = intrinsic(_forward_at)
+backward_at: Any = intrinsic(_backward_at)

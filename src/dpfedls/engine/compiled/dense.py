@@ -20,7 +20,7 @@ def linear(sizes, options, weights, x, y, kept, work):
 
 
 def linear_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
-    """``dx = dy W``, ``dW = dyᵀ x``, ``db = Σ dy``; a part of dW is used before the next is made."""
+    """``dx = dy W``, ``dW = dyᵀ x``, ``db = Σ dy``; each part of dW is used before the next."""
     inputs, outputs = sizes[0], sizes[1]
     count, gradient, starts = len(x) // inputs, weights.gradient, work.starts
     own, centre, square = weights.values, weights.centre, ZERO
@@ -37,9 +37,7 @@ def linear_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
         add_combinations(
             d_y[first:], ONCE, outputs, many, x, starts, count, inputs, gradient, inputs
         )
-        square += descend(
-            own[at : at + size], gradient, centre[at:], weights.rate, weights.keep
-        )
+        square += descend(own[at : at + size], gradient, centre[at:], weights.rate, weights.keep)
     bias = inputs * outputs
     fill(gradient[:outputs], ZERO)
     for s in range(count):

@@ -30,7 +30,7 @@ def normalise(sizes, options, weights, x, y, kept, work):
 
 
 def normalise_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
-    """With g = scale · dy: ``dx = (g − mean g − n · mean(g n)) / √…``, n the values before scaling."""
+    """``dx = (g − mean g − n · mean(g n)) / √…``, with g = scale · dy and n = y before scaling."""
     size, parts, area = sizes[0], sizes[1], sizes[2]
     groups, own, gradient = len(x) // size, weights.values, weights.gradient
     normal = kept[groups : groups + len(x)]

@@ -26,9 +26,7 @@ def patch_convolution(sizes, options, weights, x, y, kept, work):
                 shift = bias[g * each + o] if len(bias) else ZERO
                 fill(out[o * area : (o + 1) * area], shift)
             kernels = own[g * each * rows :]
-            add_combinations(
-                kernels, rows, ONCE, each, patches, work.starts, rows, area, out, area
-            )
+            add_combinations(kernels, rows, ONCE, each, patches, work.starts, rows, area, out, area)
 
 
 def patch_convolution_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
