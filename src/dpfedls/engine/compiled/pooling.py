@@ -9,9 +9,10 @@ from dpfedls.engine.jit import jit
 
 
 @jit
-def _inside(shift, stride, size, count):
-    """Of ``count`` windows, which have their pixel at ``shift`` inside: the first, and one past."""
-    return max(0, (-shift + stride - 1) // stride), min(count, (size - 1 - shift) // stride + 1)
+def _window(number, stride, padding, size, length):
+    """Which pixels of a line a window covers: the first, and one past the last."""
+    first = number * stride - padding
+    return max(0, first), min(length, first + size)
 
 
 def max_pool(sizes, options, weights, x, y, kept, work):
@@ -22,22 +23,18 @@ def max_pool(sizes, options, weights, x, y, kept, work):
     places = kept.view(np.int32)
     for line in range(len(y) // across):  # of all planes together
         plane, j = line // down * height, line % down
-        out, found = y[line * across : (line + 1) * across], places[line * across :]
-        fill(out, np.float32(-np.inf))
-        # Windows of −∞ alone have no largest: the gradient goes to their first pixel, as in torch.
-        top = plane + max(0, j * stride_y - pad_y)
+        top, bottom = _window(j, stride_y, pad_y, tall, height)
         for i in range(across):
-            found[i] = top * width + max(0, i * stride_x - pad_x)
-        for k in range(tall * wide):
-            at_y, shift = j * stride_y + k // wide - pad_y, k % wide - pad_x
-            if 0 <= at_y < height:
-                first, behind = _inside(shift, stride_x, width, across)
-                row = (plane + at_y) * width + shift
-                for i in range(first, behind):
-                    value = x[row + i * stride_x]
-                    largest = value > out[i] or value != value  # NaN is larger than all, and stays
-                    found[i] = row + i * stride_x if largest else found[i]
-                    out[i] = value if largest else out[i]
+            left, right = _window(i, stride_x, pad_x, wide, width)
+            # A window of −∞ alone has no largest: then it is the first pixel, as in torch.
+            largest, place = np.float32(-np.inf), (plane + top) * width + left
+            for row in range((plane + top) * width, (plane + bottom) * width, width):
+                for t in range(row + left, row + right):
+                    larger = x[t] > largest or x[t] != x[t]  # NaN is larger than all, and stays
+                    place = t if larger else place
+                    largest = x[t] if larger else largest
+            y[line * across + i] = largest
+            places[line * across + i] = place
 
 
 def max_pool_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
@@ -57,17 +54,14 @@ def mean_pool(sizes, options, weights, x, y, kept, work):
     share = ONE / np.float32(tall * wide)
     for line in range(len(y) // across):
         plane, j = line // down * height, line % down
-        out = y[line * across : (line + 1) * across]
-        fill(out, ZERO)
-        for k in range(tall * wide):
-            at_y, shift = j * stride_y + k // wide - pad_y, k % wide - pad_x
-            if 0 <= at_y < height:
-                first, behind = _inside(shift, stride_x, width, across)
-                row = (plane + at_y) * width + shift
-                for i in range(first, behind):
-                    out[i] += x[row + i * stride_x]
+        top, bottom = _window(j, stride_y, pad_y, tall, height)
         for i in range(across):
-            out[i] *= share
+            left, right = _window(i, stride_x, pad_x, wide, width)
+            total = ZERO
+            for row in range((plane + top) * width, (plane + bottom) * width, width):
+                for t in range(row + left, row + right):
+                    total += x[t]
+            y[line * across + i] = share * total
 
 
 def mean_pool_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
@@ -79,12 +73,11 @@ def mean_pool_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
     fill(d_x, ZERO)
     for line in range(len(d_y) // across if len(d_x) else 0):
         plane, j = line // down * height, line % down
-        above = d_y[line * across : (line + 1) * across]
-        for k in range(tall * wide):
-            at_y, shift = j * stride_y + k // wide - pad_y, k % wide - pad_x
-            if 0 <= at_y < height:
-                first, behind = _inside(shift, stride_x, width, across)
-                row = (plane + at_y) * width + shift
-                for i in range(first, behind):
-                    d_x[row + i * stride_x] += share * above[i]
+        top, bottom = _window(j, stride_y, pad_y, tall, height)
+        for i in range(across):
+            left, right = _window(i, stride_x, pad_x, wide, width)
+            above = share * d_y[line * across + i]
+            for row in range((plane + top) * width, (plane + bottom) * width, width):
+                for t in range(row + left, row + right):
+                    d_x[t] += above
     return ZERO
