@@ -388,6 +388,20 @@ def test_an_update_is_the_same_to_the_last_bit_whoever_trains_beside_it(classes)
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+@pytest.mark.parametrize("name", ["one output, odd width", "layer norm", "residual", "strides"])
+def test_how_many_samples_others_have_does_not_move_a_bit(name):
+    """Memory is sized for the largest client; how far arrays lie apart must not show in numbers."""
+    torch.manual_seed(0)
+    make, draw = MODELS[name]
+    model, one = make(), (draw(1), torch.zeros(1).long())
+    found = set()
+    for size in range(40):
+        other = (draw(size), torch.zeros(size).long())
+        data, local = ClientData.from_pairs([one, other]), replace(LOCAL, batch_size=40)
+        found.add(updates(model, data, local, np.array([0])).numpy().tobytes())
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("classes", range(1, 60, 3))
 def test_the_gradient_of_the_loss_does_not_depend_on_where_memory_was_free(classes):
     rng = np.random.default_rng(classes)

@@ -52,7 +52,8 @@ class Workspace(NamedTuple):
     centre: np.ndarray  # where the weights start
     weights: np.ndarray
     values: np.ndarray  # the batch, then what every layer computes and keeps
-    gradients: np.ndarray  # two rows: of a layer's outputs, of its inputs
+    above: np.ndarray  # the gradient of a layer's outputs,
+    below: np.ndarray  # and of its inputs, which are the next layer's outputs: the two take turns
     gradient: np.ndarray  # of one layer's weights
     scratch: np.ndarray
     starts: np.ndarray
@@ -74,7 +75,7 @@ def train(layers, samples, step, space):
         forward(layers, count, step, space)
         at = count * last[AT_OUTPUT]
         scores = space.values[at : at + count * last[OUTPUTS]]
-        loss_gradient(scores, space.targets[:count], space.gradients[0])
+        loss_gradient(scores, space.targets[:count], space.above)
         square = backward(layers, count, step, space)
         if math.sqrt(square) > step.radius:
             inside = np.float32(step.radius / math.sqrt(square))
@@ -126,21 +127,20 @@ def forward(layers, count, step, space):
 
 @jit
 def backward(layers, count, step, space):
-    """From the gradient of the last outputs, in ``gradients[0]``, to a step of every weight.
+    """From the gradient of the last outputs, in ``space.above``, to a step of every weight.
 
     Returns the squared distance of all weights from the centre. A gradient of weights is used where
     it is computed, and never exists as a whole. Layers before the first that trains are left out.
     """
     square, work = ZERO, Work(space.scratch, space.starts)
-    d_y, d_x = space.gradients[0], space.gradients[1]
+    d_y, d_x = space.above, space.below
     for number in range(len(layers.table) - 1, -1, -1):
         row = layers.table[number]
         x, y, kept = _values(row, count, space)
         own, wanted = _weights(row, step, space), row[WANTED]
-        above, below = d_y[: len(y)], d_x[: len(x) * wanted]
         square += backward_at(
-            layers.calls[number, 1], row[SIZES:], layers.options[number], own, x, y, kept, above,
-            below, work,
+            layers.calls[number, 1], row[SIZES:], layers.options[number], own, x, y, kept,
+            d_y[: len(y)], d_x[: len(x) * wanted], work,
         )  # fmt: skip
         if not wanted:
             break
@@ -197,10 +197,5 @@ _SAMPLES = types.NamedTuple(
     (_array(_f32, 2), _array(_i64, 2), _array(_i64, 1), _array(_i64, 2), _i64, _i64), Samples
 )
 _STEP = types.NamedTuple((_f32, _f32, _f64), Step)
-_SPACE = types.NamedTuple(
-    (
-        *(_array(_f32, 1),) * 3, _array(_f32, 2), *(_array(_f32, 1),) * 2, *(_array(_i64, 1),) * 2
-    ),
-    Workspace,
-)  # fmt: skip
+_SPACE = types.NamedTuple((*(_array(_f32, 1),) * 7, *(_array(_i64, 1),) * 2), Workspace)
 TRAIN = types.boolean(_LAYERS, _SAMPLES, _STEP, _SPACE)

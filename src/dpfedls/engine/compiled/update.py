@@ -128,7 +128,8 @@ class CompiledUpdate:
                     ((dim,), np.float32),
                     ((dim,), np.float32),
                     ((batch * program.values,), np.float32),
-                    ((2, batch * program.widest), np.float32),
+                    ((batch * program.widest,), np.float32),
+                    ((batch * program.widest,), np.float32),
                     ((program.weights,), np.float32),
                     ((program.scratch,), np.float32),
                     ((program.starts,), np.int64),
@@ -166,7 +167,7 @@ def _apart(*wanted: tuple[tuple[int, ...], type]) -> tuple[np.ndarray, ...]:
 
     Machine code looks at the distance between two arrays before it treats many of their numbers at
     once, and one at a time they may round otherwise: a client's update would depend on where
-    memory was free.
+    memory was free, or on how many samples another client has.
     """
     sizes = [math.prod(shape) * np.dtype(kind).itemsize for shape, kind in wanted]
     starts = np.cumsum([0, *(-(-size // _LINE) * _LINE + _FAR for size in sizes)]).tolist()
