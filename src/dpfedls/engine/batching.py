@@ -84,8 +84,8 @@ def _embedding(
 ) -> Chosen:  # fmt: skip
     if not of_each_client(weight):
         return None
-    if max_norm is not None or scale_grad_by_freq or sparse:
-        raise NotImplementedError("an embedding with max_norm, scale_grad_by_freq or sparse")
+    if max_norm is not None or scale_grad_by_freq:
+        raise NotImplementedError("an embedding with max_norm or scale_grad_by_freq")
     return embedding, input, weight, padding_idx
 
 
