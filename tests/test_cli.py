@@ -67,12 +67,12 @@ def test_without_out_runs_never_collide(dpfedls):
 def interrupted(after):
     """Ctrl-C when that round is shown."""
 
-    def watching(advance):
+    def watching(recipe, folder):
         def watch(log):
             if log.round == after:
                 raise KeyboardInterrupt
 
-        return watch
+        return [watch]
 
     return watching
 
@@ -104,7 +104,7 @@ def test_ctrl_c_before_anything_was_written_says_so(dpfedls, monkeypatch, tmp_pa
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpfedls.runs.run.make_task", interrupt)
+    monkeypatch.setattr("dpfedls.runs.simulate.make_task", interrupt)
     code, _, err = dpfedls("run", "synthetic", *SMALL)
     assert (code, err) == (1, "dpfedls: stopped before the first round; nothing was written\n")
     assert not (tmp_path / "runs").exists()
@@ -128,7 +128,7 @@ def test_an_end_of_file_elsewhere_is_not_taken_for_ctrl_c(dpfedls, monkeypatch):
     def cut(*_):
         raise EOFError("ended before the end-of-stream marker")
 
-    monkeypatch.setattr("dpfedls.runs.run.make_task", cut)
+    monkeypatch.setattr("dpfedls.runs.simulate.make_task", cut)
     code, _, err = dpfedls("run", "synthetic", *SMALL)
     assert code == 2
     assert "a file ends too early (ended before" in err

@@ -81,7 +81,7 @@ def test_a_population_of_one_needs_its_delta() -> None:
     assert plan(num_clients=1, delta=0.01).delta == 0.01
 
 
-@pytest.mark.parametrize("use", ["noise_stddev", "is_private", "round_event", "event"])
+@pytest.mark.parametrize("use", ["noise", "is_private", "round_event", "event"])
 def test_noise_must_be_chosen_before_use(use: str) -> None:
     remedy = r"no noise yet: give noise_multiplier=… or call \.calibrated"
     with pytest.raises(InputError, match=remedy):

@@ -168,12 +168,12 @@ def test_a_run_that_crashed_is_read_with_what_its_log_holds(copy, tmp_path):
     code = """
 import os, pathlib, sys
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs import run as runs
+from dpfedls.runs import simulate as runs
 settings = ["plan.num_clients=60", "plan.rounds=5", "plan.noise_multiplier=1.0"]
 def stop(log):
     if log.round == 3:
         os._exit(9)
-runs.start(recipes.read("synthetic", settings), pathlib.Path(sys.argv[1]), stop)
+runs.start(recipes.read("synthetic", settings), pathlib.Path(sys.argv[1]), [stop])
 """
     folder = tmp_path / "crashed"
     assert subprocess.run([sys.executable, "-c", code, str(folder)]).returncode == 9

@@ -117,7 +117,7 @@ def noise(
     plan = plan.calibrated(epsilon, accountant.value)
     values: dict[str, Any] = {
         "noise_multiplier": plan.noise_multiplier,
-        "noise_stddev": plan.noise_stddev,
+        "noise_stddev": plan.noise_stddev(plan.clipping.start),
         "epsilon": plan.epsilon(accountant.value),
         "delta": plan.delta,
         "accountant": accountant.value,
