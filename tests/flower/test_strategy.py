@@ -77,7 +77,7 @@ def test_with_the_same_streams_simulation_and_deployment_agree_exactly(tmp_path,
     sampling = 'plan.sampler={kind="fixed", cohort=7}' if sampler == "fixed" else "seed=3"
     recipe = small(sampling)
     runs.start(recipe, tmp_path / "simulated")
-    strategy, _ = deploy(recipe, tmp_path / "deployed", nodes=1)
+    strategy, _ = deploy(recipe, tmp_path / "deployed", nodes=1, reveal_cohorts=True)
     for name, tensor in weights(tmp_path / "simulated").items():
         assert np.array_equal(tensor, weights(tmp_path / "deployed")[name])
     simulated, deployed = (folders.read_rounds(tmp_path / n) for n in ("simulated", "deployed"))
@@ -176,7 +176,10 @@ def test_the_cohort_comes_from_the_registered_population_not_from_who_is_connect
     """With two of three nodes away, the third is asked no more often, and the noise is the same."""
     recipe = small("plan.rounds=50", "evaluate_every=50", 'plan.sampler={kind="fixed", cohort=6}')
     strategy = strategy_of(
-        recipe, tmp_path / "r", people={100 + i: range(i, 60, 3) for i in range(3)}
+        recipe,
+        tmp_path / "r",
+        people={100 + i: range(i, 60, 3) for i in range(3)},
+        reveal_cohorts=True,
     )
     grid = FakeGrid(app_of(recipe), 3)
     grid.away = {101, 102}
