@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from dpfedls.clipping import Bound, clipped_sum
+from dpfedls.engine.engine import first_line
 from dpfedls.errors import InputError
 from dpfedls.flower.person import checked, contribution
 from dpfedls.flower.replies import make_census, make_reply, unpack
@@ -111,7 +112,7 @@ class Node:
             try:
                 total += self._contribution(person, params, round_, key, bound)
             except (Exception, SystemExit) as error:  # a loader is a person's code too
-                log.warning("person %d counts as zero: %s", person, error)
+                log.warning("person %d counts as zero: %s", person, first_line(error))
             else:
                 trained += 1
         if people and not trained:  # no different from a sum of zero, but somebody hears of it
@@ -139,7 +140,7 @@ class Node:
                 samples = self._samples(person)
                 found = evaluate(self.model, samples, self.loss, metrics)
             except (Exception, SystemExit) as error:
-                log.warning("person %d is not evaluated: %s", person, error)
+                log.warning("person %d is not evaluated: %s", person, first_line(error))
                 continue
             count += len(samples[1])
             sums = {name: sums[name] + found[name] * len(samples[1]) for name in sums}

@@ -7,7 +7,6 @@ is loaded, checked and trained alone, and whatever fails fails for that person.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from dpfedls.clipping import Bound, clipped_sum
+from dpfedls.clipping import Bound
 from dpfedls.engine import choose
 from dpfedls.local_sgd import Loss
 from dpfedls.parameters import Vector
@@ -24,8 +23,6 @@ from dpfedls.people.clients import ClientData
 from dpfedls.people.samples import Samples, as_input, as_samples, each, select
 from dpfedls.people.tables import collated
 from dpfedls.runs.recipe import Recipe
-
-log = logging.getLogger("dpfedls")
 
 
 def contribution(

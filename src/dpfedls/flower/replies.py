@@ -79,7 +79,8 @@ def make_reply(
 ) -> RecordDict:
     """What a node answers: the sum of its people's contributions, the round, nothing else.
 
-    ``dtype`` is that of the update on the wire. Where the clip norm adapts, the vector has one coordinate more (see ``clipping.Bound``).
+    ``dtype`` is that of the update on the wire. Where the clip norm adapts, the vector has one
+    coordinate more (see ``clipping.Bound``).
     """
     about: dict[str, int | float] = {"round": round_}
     if len(vector) > layout.dim:

@@ -8,6 +8,7 @@ The argument is in docs/privacy.md.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 from scipy.optimize import brentq
@@ -48,8 +49,8 @@ def known_cohorts_epsilon(event: RoundEvent, rounds: int, delta: float) -> float
     most = gaussian_epsilon(mu, delta * (1 - 2 * _TAIL))
     if excess(0.0) <= 0:
         return 0.0
-    root = brentq(excess, 0.0, most * (1 + UPWARD), xtol=1e-12, rtol=1e-12)
-    return min(float(root) * (1 + UPWARD) + UPWARD, most)  # pyright: ignore[reportArgumentType]
+    root = cast(float, brentq(excess, 0.0, most * (1 + UPWARD)))
+    return min(root * (1 + UPWARD) + UPWARD, most)
 
 
 def _likely(rate: float, rounds: int, rare: float) -> tuple[int, int]:
