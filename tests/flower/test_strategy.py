@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import logging
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +18,13 @@ import dpfedls
 from dpfedls import BudgetExhausted, InputError
 from dpfedls.flower import DPFedLS, client_app
 from dpfedls.privacy.ledger import read_ledger
+from dpfedls.privacy.wording import text
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import folder as folders
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE, Checkpoint
-from dpfedls.runs.verify import verify
+from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
 SMALL = ["plan.num_clients=60", "plan.rounds=6", "plan.noise_multiplier=1.0"]
@@ -373,3 +377,105 @@ def test_flower_settings_that_would_contradict_the_recipe_are_refused(tmp_path):
     with pytest.raises(InputError, match="takes no num_rounds"):
         strategy.start(FakeGrid(app_of(small()), 1), num_rounds=3)
     close(strategy)
+
+
+@pytest.mark.parametrize("nodes", [1, 60])
+def test_adaptive_clipping_deployed_is_what_it_is_simulated(tmp_path, nodes):
+    """Norm and indicator travel with the question: the same norms, round by round, and models."""
+    recipe = small('plan.clip_norm={kind="adaptive", start=3.0, quantile=0.5}')
+    runs.start(recipe, tmp_path / "simulated")
+    deploy(recipe, tmp_path / "deployed", nodes=nodes)
+    simulated, deployed = (folders.read_rounds(tmp_path / n) for n in ("simulated", "deployed"))
+    norms = [line.clip_norm for line in simulated]
+    assert len(set(norms)) == 6
+    np.testing.assert_allclose([line.clip_norm for line in deployed], norms, rtol=1e-12)
+    for name, tensor in weights(tmp_path / "simulated").items():
+        np.testing.assert_allclose(weights(tmp_path / "deployed")[name], tensor, atol=1e-6)
+        if nodes == 1:
+            assert np.array_equal(tensor, weights(tmp_path / "deployed")[name])
+
+
+def test_any_callable_denoises_and_own_loss_and_metrics_are_used(tmp_path):
+    recipe = small("plan.rounds=2")
+    error = lambda outputs, targets: float((outputs.argmax(1) != targets).float().mean())  # noqa: E731
+    strategy, _ = deploy(
+        recipe,
+        tmp_path / "r",
+        denoiser=lambda release: 0 * release.value,
+        metrics={"error": error},
+    )
+    found = strategy.outcome.summary()["metrics"]
+    assert set(found) == {"error", "loss"}
+    start = task_of(recipe).model.state_dict()
+    for name, tensor in weights(tmp_path / "r").items():
+        assert np.array_equal(tensor, start[name])
+
+
+def test_each_round_shows_where_nobody_set_up_logging(tmp_path):
+    """As in Flower's ServerApp process, whose output ``flwr run --stream`` shows."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_strategy import deploy, small
+deploy(small("plan.rounds=2"), Path({str(tmp_path / "r")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for t in (1, 2):
+        line = next(text for text in done.stderr.splitlines() if f"round {t}: accuracy" in text)
+        assert "ε" in line
+
+
+FIXED = 'plan.sampler={kind="fixed", cohort=6}'
+
+
+def test_fixed_size_cohorts_are_refused_unless_asked_for_in_as_many_words(tmp_path):
+    with pytest.raises(InputError, match="reveal_cohorts"):
+        strategy_of(small(FIXED), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    deploy(small(FIXED), tmp_path / "r", reveal_cohorts=True)
+    stated = read_statement(tmp_path / "r")
+    releases, one, coalition, server = (row["epsilon"] for row in stated["observers"])
+    assert stated["epsilon"] == releases < one < coalition
+    assert server is None  # JSON has no infinity
+    assert verify(tmp_path / "r")["valid"]
+    assert not any("who takes part stays secret" in line for line in stated["assumed"])
+    with pytest.raises(InputError, match="another recipe"):  # a promise is not edited
+        deploy(small(FIXED, "nodes.reveal_cohorts=true", "nodes.most_samples=9"), tmp_path / "r")
+
+
+def test_a_poisson_run_promises_nodes_what_it_promises_everybody(tmp_path):
+    deploy(small(), tmp_path / "r")
+    stated = read_statement(tmp_path / "r")
+    assert len({row["epsilon"] for row in stated["observers"][:3]}) == 1
+    assert any("clips each of them" in line for line in stated["assumed"])
+    assert not any(line.startswith("every update has") for line in stated["enforced"])
+    assert stated["mechanism"]["most_samples"] == 10_000
+
+
+def test_metrics_without_noise_mark_the_run(tmp_path):
+    recipe = small("plan.rounds=2")
+    app = app_of(recipe, unprotected_client_metrics=True)
+    strategy = strategy_of(recipe, tmp_path / "r", unprotected_client_metrics=True)
+    strategy.start(FakeGrid(app, 3), timeout=0)
+    stated = read_statement(tmp_path / "r")
+    assert "accuracy and loss" in stated["left_without_noise"]
+    assert "WITHOUT NOISE" in stated["not_covered"][0]
+    assert "**Left WITHOUT NOISE" in text(stated)
+    assert verify(tmp_path / "r")["left_without_noise"] == stated["left_without_noise"]
+    with pytest.raises(InputError, match="another recipe"):  # nor is the mark taken off later
+        strategy_of(recipe, tmp_path / "r")
+    deploy(recipe, tmp_path / "s")
+    assert read_statement(tmp_path / "s")["left_without_noise"] is None
+
+
+def test_deployed_rounds_say_nothing_about_time(tmp_path):
+    strategy, _ = deploy(small("mode=deployed"), tmp_path / "r")
+    assert strategy.outcome.summary()["seconds_per_round"] is None
+    assert "seconds" not in (tmp_path / "r" / "rounds.jsonl").read_text()
+
+
+def test_a_run_on_nodes_is_not_resumed_on_one_machine(tmp_path):
+    deploy(small(), tmp_path / "r")
+    with pytest.raises(InputError, match="run on nodes"):
+        runs.resume(tmp_path / "r")
