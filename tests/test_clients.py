@@ -9,9 +9,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpfedls
 from dpfedls import ClientData, InputError, LazyClients, LocalSGD
+from dpfedls.audit.membership import sides
 from dpfedls.local_sgd import schedule
 from dpfedls.parameters import Layout
 from dpfedls.people.lazy import people
+from dpfedls.randomness import SeededStreams
+from dpfedls.tasks.task import Task
 from federations import linear_clients, local, plan, start_model
 
 
@@ -467,6 +470,9 @@ def test_the_same_people_give_the_same_model_however_their_data_lies():
     scattered = ClientData.from_arrays(x[mixed], y[mixed], users[mixed])
     assert scattered.order is not None
     assert torch.equal(trained(scattered), trained(moved))
+    wide = ClientData.from_arrays(x[mixed].astype(float), y[mixed], users[mixed])
+    for options in ({}, {"local": local(epochs=None, steps=1)}):  # all of one's samples, and some
+        assert torch.equal(trained(wide, **options), trained(moved, **options))
     lazy = [TensorDataset(a, b) for a, b in pairs]
     torch.testing.assert_close(trained(lazy), expected)
 
@@ -480,6 +486,15 @@ def test_nobody_moves_anothers_update_wherever_the_rows_lie():
     once = plan(noise_multiplier=0, rounds=1, sampler=dpfedls.PoissonSampling(rate=1.0))
     moves = [trained(ClientData.from_arrays(v, y, users), plan=once) for v in (x, poisoned)]
     assert 0 < float((moves[0] - moves[1]).norm()) * 20 <= 2 * 0.5 * (1 + 1e-5)
+
+
+def test_members_that_an_attack_looks_for_are_samples_that_count():
+    x, users = torch.arange(40.0), np.arange(40) % 4
+    data = ClientData.from_arrays(x, torch.zeros(40), users, most_samples=3)
+    task = Task(data, start_model(), test=(x, torch.zeros(40)))
+    (members, _), _ = sides(task, SeededStreams(0))
+    counted = torch.cat([data.client(j)[0] for j in range(4)])
+    assert sorted(members.tolist()) == sorted(counted.tolist())
 
 
 def test_a_transformer_on_tokens_with_tied_weights_trains_and_stays_tied():

@@ -39,7 +39,8 @@ def imported(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dpfedls"):
             parts = (node.module or "").split(".")
-            names |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+            whole = {alias.name for alias in node.names} - {"__version__"}
+            names |= {parts[1]} if len(parts) > 1 else whole
         elif isinstance(node, ast.Import):
             names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("dpfedls.")}
     return names

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from dpfedls.denoising import Identity as Identity
     from dpfedls.denoising import JamesStein as JamesStein
     from dpfedls.denoising import LaplacianSmoothing as LaplacianSmoothing
+    from dpfedls.denoising import Momentum as Momentum
     from dpfedls.denoising import SoftThreshold as SoftThreshold
+    from dpfedls.denoising import chain as chain
     from dpfedls.denoising import smooth as smooth
     from dpfedls.errors import BudgetExhausted as BudgetExhausted
     from dpfedls.errors import InputError as InputError
@@ -17,66 +19,54 @@ if TYPE_CHECKING:
     from dpfedls.local_sgd import LocalSGD as LocalSGD
     from dpfedls.people.clients import ClientData as ClientData
     from dpfedls.people.lazy import LazyClients as LazyClients
+    from dpfedls.privacy.clipping import AdaptiveClipping as AdaptiveClipping
     from dpfedls.privacy.plan import PrivacyPlan as PrivacyPlan
+    from dpfedls.runs.load import load as load
+    from dpfedls.runs.loggers import CsvLogger as CsvLogger
+    from dpfedls.runs.loggers import MlflowLogger as MlflowLogger
+    from dpfedls.runs.loggers import TensorBoardLogger as TensorBoardLogger
     from dpfedls.runs.record import Result as Result
+    from dpfedls.runs.record import RoundRecord as RoundRecord
     from dpfedls.runs.train import train as train
     from dpfedls.sampling import FixedSizeSampling as FixedSizeSampling
     from dpfedls.sampling import PoissonSampling as PoissonSampling
     from dpfedls.tasks.convert import prepare as prepare
     from dpfedls.tasks.convert import replace_batch_norm as replace_batch_norm
+    from dpfedls.tasks.task import Task as Task
     from dpfedls.theory import effective_dimension as effective_dimension
 
 __version__ = "0.1.0"
-__all__ = [
-    "BudgetExhausted",
-    "ClientData",
-    "FixedSizeSampling",
-    "Identity",
-    "InputError",
-    "JamesStein",
-    "LaplacianSmoothing",
-    "LazyClients",
-    "LocalSGD",
-    "PoissonSampling",
-    "PrivacyPlan",
-    "Release",
-    "Result",
-    "SoftThreshold",
-    "effective_dimension",
-    "prepare",
-    "replace_batch_norm",
-    "smooth",
-    "train",
-]
 
 # Loaded when first asked for (PEP 562), so that `import dpfedls` is instant and loads no torch.
 _HOMES = {
-    "BudgetExhausted": "errors",
-    "ClientData": "people.clients",
-    "FixedSizeSampling": "sampling",
-    "Identity": "denoising",
-    "InputError": "errors",
-    "JamesStein": "denoising",
-    "LaplacianSmoothing": "denoising",
-    "LazyClients": "people.lazy",
-    "LocalSGD": "local_sgd",
-    "PoissonSampling": "sampling",
-    "PrivacyPlan": "privacy.plan",
-    "Release": "gaussian",
-    "Result": "runs.record",
-    "SoftThreshold": "denoising",
-    "effective_dimension": "theory",
-    "prepare": "tasks.convert",
-    "replace_batch_norm": "tasks.convert",
-    "smooth": "denoising",
-    "train": "runs.train",
+    "denoising": (
+        *("Identity", "JamesStein", "LaplacianSmoothing", "Momentum", "SoftThreshold"),
+        *("chain", "smooth"),
+    ),
+    "errors": ("BudgetExhausted", "InputError"),
+    "gaussian": ("Release",),
+    "local_sgd": ("LocalSGD",),
+    "people.clients": ("ClientData",),
+    "people.lazy": ("LazyClients",),
+    "privacy.clipping": ("AdaptiveClipping",),
+    "privacy.plan": ("PrivacyPlan",),
+    "runs.load": ("load",),
+    "runs.loggers": ("CsvLogger", "MlflowLogger", "TensorBoardLogger"),
+    "runs.record": ("Result", "RoundRecord"),
+    "runs.train": ("train",),
+    "sampling": ("FixedSizeSampling", "PoissonSampling"),
+    "tasks.convert": ("prepare", "replace_batch_norm"),
+    "tasks.task": ("Task",),
+    "theory": ("effective_dimension",),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'dpfedls' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dpfedls.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"dpfedls.{_HOME_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

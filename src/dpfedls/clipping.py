@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dpfedls.parameters import Updates, Vector
+from dpfedls.parameters import Total, Updates
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def clip(updates: Updates, norm: float) -> Updates:
     return (updates * roots).mul_(roots).masked_fill_(~torch.isfinite(lengths)[:, None], 0.0)
 
 
-def clipped_sum(updates: Updates, bound: Bound) -> Vector:
+def clipped_sum(updates: Updates, bound: Bound) -> Total:
     """The sum of the clipped rows in float64; few at a time, so that they stay in the caches.
 
     With an indicator one coordinate follows: indicator · Σ(1[inside] − ½). An update counts as

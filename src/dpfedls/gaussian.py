@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dpfedls.parameters import Layout, Vector
+from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import Noise
 
@@ -24,7 +24,7 @@ class Release:
 
 
 def gaussian_release(
-    total: Vector, plan: PrivacyPlan, clip_norm: float, round_: int, noise: Noise, layout: Layout
+    total: Total, plan: PrivacyPlan, clip_norm: float, round_: int, noise: Noise, layout: Layout
 ) -> Release:
     """Add Gaussian noise to the sum of contributions; divide by the public expected cohort.
 

@@ -179,8 +179,8 @@ class LoopedUpdate(Update):
         for batch in rows:
             real = torch.from_numpy(batch[batch >= 0]).to(params.device)
             with torch.no_grad():
-                for own, new in zip(trained, self.layout.split(weights).values(), strict=True):
-                    own.copy_(new)
+                for tensor, value in zip(trained, self.layout.split(weights).values(), strict=True):
+                    tensor.copy_(value)
             with torch.enable_grad():
                 features, targets = self.data.take(real)
                 losses = self.loss(self._outputs(model, features), targets)

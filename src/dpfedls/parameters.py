@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 Vector = Float[Tensor, "dim"]
 Updates = Float[Tensor, "clients dim"]
+Total = Float[Tensor, "total"]
+"""A sum of updates, and behind it one coordinate more where the clip norm adapts."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
 from dpfedls.errors import InputError, require_finite, require_share
 from dpfedls.gaussian import gaussian_release
-from dpfedls.parameters import Layout, Vector
+from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import Noise
@@ -75,7 +75,7 @@ class Server:
         return state.params if ahead is None else ahead(state.params, state.memory)
 
     def finish_round(
-        self, state: ServerState, total: Vector, noise: Noise, nonce: str
+        self, state: ServerState, total: Total, noise: Noise, nonce: str
     ) -> ServerState:
         """From the sum of what clients contributed to the next model."""
         plan, t = self.plan, state.round

@@ -268,6 +268,13 @@ CASES = {
             nn.Embedding(TOKENS, 4, sparse=True), nn.Flatten(), nn.Linear(36, CLASSES)
         ),
         tokens(9),
+        "fast",
+    ),
+    "embedding of bounded norm": Case(
+        lambda: nn.Sequential(
+            nn.Embedding(TOKENS, 4, max_norm=1.0), nn.Flatten(), nn.Linear(36, CLASSES)
+        ),
+        tokens(9),
         "looped",
     ),
     "tied weights": Case(tied, tokens(9), "vmapped"),

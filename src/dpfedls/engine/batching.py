@@ -1,10 +1,10 @@
 """Layers of many clients at once, faster than vmap's own way.
 
-Inside ``client_layers``, layers called under vmap with weights of each client's own become one
+Inside ``client_layers``, layers called under vmap with separate weights per client become one
 batched product each (linear, attention, cross-entropy, the LSTM's recurrence), or kernels of ours
 on a GPU (convolution and pooling in bfloat16, for which the vendor's library has no fast path when
-every client has other weights). An embedding keeps each client to its own rows, which vmap's rule
-does not. Any other call, and any other layer, goes its usual way: results agree, only the time
+every client has its own weights). An embedding keeps each client to its own rows, which vmap's
+rule does not. Any other call, and any other layer, is left to torch: results agree, only the time
 differs. No operation here adds across the first dimension, the clients.
 """
 
@@ -25,7 +25,7 @@ from dpfedls.engine.recurrence import Recurrence, recurrence
 
 
 class client_layers(TorchFunctionMode):  # noqa: N801 - used in a with statement, like no_grad
-    """Where a layer has a faster way for many clients, take it."""
+    """Override layers that have a faster form for many clients."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -42,11 +42,11 @@ class client_layers(TorchFunctionMode):  # noqa: N801 - used in a with statement
 
 
 class _OfClients(torch.autograd.Function):
-    """What vmap calls in place of its own rule: an operation on tensors led by the clients."""
+    """Overrides vmap's rule by an operation on tensors whose first dimension is the clients."""
 
     @staticmethod
     def forward(plain: Any, many: Any, *inputs: Any) -> Any:
-        return plain()  # nothing here is a client's own, so nothing here is trained
+        return plain()  # outside of vmap: nothing here is per client, so nothing here is trained
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -67,10 +67,10 @@ class _OfClients(torch.autograd.Function):
 
 
 Chosen: TypeAlias = tuple[Callable[..., Any], *tuple[Any, ...]] | None
-"""What to do instead of a function, given its arguments: an operation and its inputs, or None."""
+"""What overrides a call of torch: an operation and its inputs, or None to leave it to torch."""
 
 
-# Their parameters have torch's names, since they may be given by name.
+# Parameters of the functions below have torch's names, since callers may use them.
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Chosen:  # noqa: A002
@@ -84,8 +84,8 @@ def _embedding(
 ) -> Chosen:  # fmt: skip
     if not of_each_client(weight):
         return None
-    if max_norm is not None or scale_grad_by_freq or sparse:
-        raise NotImplementedError("an embedding with max_norm, scale_grad_by_freq or sparse")
+    if max_norm is not None or scale_grad_by_freq:
+        raise NotImplementedError("an embedding with max_norm or scale_grad_by_freq")
     return embedding, input, weight, padding_idx
 
 
@@ -136,7 +136,7 @@ def _recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Chosen:
 
 
 def on_tensor_cores(tensor: Tensor) -> bool:
-    """Whether kernels of ours compute with it."""
+    """Whether our kernels take this tensor."""
     return tensor.is_cuda and tensor.dtype == torch.bfloat16
 
 
@@ -189,14 +189,16 @@ def attention(
 
 
 class Linear(torch.autograd.Function):
-    """The weights' gradient comes out in the weights' own layout, so no pass turns it round."""
+    """The gradient of the weights has the layout of the weights, so nothing needs a transpose."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.has_bias = bias is not None
-        rows, turned = _rows(inputs), weight.mT
-        out = rows.bmm(turned) if bias is None else torch.baddbmm(bias[:, None], rows, turned)
+        rows, transposed = _rows(inputs), weight.mT
+        out = (
+            rows.bmm(transposed) if bias is None else torch.baddbmm(bias[:, None], rows, transposed)
+        )
         # Not a view: the layer after this one may write in place.
         return (
             out
@@ -219,7 +221,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 class CrossEntropy(torch.autograd.Function):
-    """One loss a sample, in whole operations; torch's own falls to pieces under vmap."""
+    """One loss per sample, in four operations; under vmap torch splits its own into many more."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor) -> Tensor:
@@ -232,8 +234,8 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
         labels, logarithms, counted = ctx.saved_tensors
         d_losses = (d_outputs[0] * counted)[..., None]
-        slopes = logarithms.exp().mul_(d_losses)
-        return slopes.scatter_add_(-1, labels.clamp(min=0)[..., None], -d_losses), None
+        gradient = logarithms.exp().mul_(d_losses)  # (softmax − one-hot) · d_losses
+        return gradient.scatter_add_(-1, labels.clamp(min=0)[..., None], -d_losses), None
 
 
 _IGNORED = -100  # torch's label for a sample that does not count
@@ -261,10 +263,10 @@ class Convolution(torch.autograd.Function):  # pragma: no cover - GPU, tests/eng
         clients, outputs, channels, side_y, side_x = weight.shape
         d_out, d_images = d_outputs[0].permute(0, 1, 3, 4, 2).contiguous(), None
         if ctx.needs_input_grad[0]:
-            # The input's gradient is a convolution too, with the kernels turned round.
-            turned = weight.flip(-2, -1).permute(0, 3, 4, 1, 2).contiguous()
+            # d_images is the convolution of d_out with kernels flipped in y and x.
+            flipped = weight.flip(-2, -1).permute(0, 3, 4, 1, 2).contiguous()
             rest = (side_y - 1 - ctx.padding[0], side_x - 1 - ctx.padding[1])
-            d_images = convolve(d_out, turned, None, rest)
+            d_images = convolve(d_out, flipped, None, rest)
         patches, kernels, padding = _as_patches(images, weight, ctx.padding)
         d_kernels = correlate(patches, d_out, (kernels.shape[1], kernels.shape[2]), padding)
         d_kernels = d_kernels.view(clients, side_y, side_x, -1, outputs)[..., :channels, :]
@@ -275,16 +277,16 @@ class Convolution(torch.autograd.Function):  # pragma: no cover - GPU, tests/eng
 def _as_patches(
     images: Tensor, weight: Tensor, padding: tuple[int, int]
 ) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """(n, b, y, x, c) and (n, ky, kx, c, o), of enough channels to fill a product.
+    """(n, b, y, x, c) and (n, ky, kx, c, o), with enough channels for an efficient product.
 
-    Few channels, as of an image, are too few: then the pixels along the kernel's width count as
-    channels of one. Neighbouring patches overlap in memory, so nothing is copied but a margin.
+    An image has too few channels: then the pixels along the kernel's width are treated as channels
+    of one pixel. Neighbouring patches overlap in memory, so only the padding makes a copy.
     """
     images, kernels = images.permute(0, 1, 3, 4, 2), weight.permute(0, 3, 4, 2, 1)
     clients, side_y, side_x, channels, outputs = kernels.shape
     if channels >= _FEW:
         return images.contiguous(), kernels.contiguous(), padding
-    short = -channels % 4  # rows of eight bytes are read whole
+    short = -channels % 4  # four channels are eight bytes, which are loaded at once
     images = nn.functional.pad(images, (0, short, padding[1], padding[1]))
     kernels = nn.functional.pad(kernels, (0, 0, 0, short))
     channels += short
@@ -298,7 +300,7 @@ _FEW = 16
 
 
 class MaxPool(torch.autograd.Function):  # pragma: no cover - GPU, tests/engine/test_kernels.py
-    """The largest of each tile of (n, b, c, h, w)."""
+    """Max pooling of (n, b, c, h, w) by tiles."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, size: int) -> Tensor:

@@ -109,7 +109,7 @@ def _plain(layer: nn.Module) -> bool:
     if isinstance(layer, nn.MaxPool2d):
         return not layer.return_indices
     if isinstance(layer, nn.Embedding):
-        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        return layer.max_norm is None and not layer.scale_grad_by_freq
     return not isinstance(layer, nn.Flatten) or (layer.start_dim, layer.end_dim) == (1, -1)
 
 

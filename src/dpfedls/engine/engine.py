@@ -14,7 +14,7 @@ from dpfedls.engine.ranks import ALONE, Alone, Ranks
 from dpfedls.engine.threads import one_torch_thread
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalUpdate
-from dpfedls.parameters import Updates, Vector
+from dpfedls.parameters import Total, Updates, Vector
 from dpfedls.people.lazy import People
 from dpfedls.sampling import Indices
 
@@ -35,7 +35,7 @@ class Engine:
 
     def clipped_total(
         self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
-    ) -> Vector:
+    ) -> Total:
         """The sum of the cohort's clipped updates, in float64; sensitive until noise is added."""
         mine = self.ranks.share(cohort, self.data.sizes[cohort])
         total = clipped_sum(params.new_empty(0, len(params)), bound)

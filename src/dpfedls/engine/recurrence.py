@@ -1,7 +1,7 @@
 """An LSTM whose recurrent part runs for one client or, under vmap, for many at once.
 
-Torch has no batching rule for its fused LSTM. This one runs all clients position by position: one
-batched product and one pointwise step each, with the backward pass written out, so that the
+Torch has no batching rule for its fused LSTM. This one runs all clients position by position, with
+one batched product and one pointwise step at each. Its backward pass is written out, so that the
 gradients of the weights are one product over all positions.
 """
 
@@ -17,9 +17,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 
 def recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Hidden states (t, b, h) of an LSTM whose gates are ``driven`` (t, b, 4h) by its inputs.
+    """Hidden states (t, b, h) of an LSTM; its inputs add ``driven`` (t, b, 4h) to its gates.
 
-    Gates stand in torch's order: input, forget, cell, output.
+    Gates are in torch's order: input, forget, cell, output.
     """
     if has_torch_function((driven, weight, bias)):  # many clients: see ``batching``
         return handle_torch_function(recurrence, (driven, weight, bias), driven, weight, bias)
@@ -56,22 +56,22 @@ class LSTM(nn.Module):
                 getattr(self, f"{kind}_l{layer}")
                 for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            # The inputs' share of the gates needs no recurrence: one product for all positions.
+            # What the inputs add to the gates needs no recurrence: one product for all positions.
             driven = nn.functional.linear(states, weight_ih)
             states = recurrence(driven, weight_hh, bias_ih + bias_hh)
         return states.transpose(0, 1)
 
 
 class LastPosition(nn.Module):
-    """Of a sequence (batch, positions, …) the last position."""
+    """The last position of a sequence (batch, positions, …)."""
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """What stands there."""
+        """(batch, …)."""
         return sequence[:, -1]
 
 
 class Recurrence(torch.autograd.Function):
-    """The same with a first dimension of clients, each with weights of its own."""
+    """``recurrence`` with a first dimension of clients, and separate weights per client."""
 
     @staticmethod
     def forward(ctx: Any, driven: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -97,14 +97,14 @@ def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _forward(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """States, activated gates and cells of every position."""
     clients, length, batch, _ = driven.shape
-    wide, turned = weight.shape[2], weight.mT
+    wide, transposed = weight.shape[2], weight.mT
     gates = driven + bias[:, None, None]
     states, cells = (driven.new_empty(clients, length, batch, wide) for _ in range(2))
     squashed = driven.new_empty(clients, batch, wide)
     before = state = None
     for gate, cell, new in _positions(gates, cells, states):
         if state is not None:
-            gate.baddbmm_(state, turned)
+            gate.baddbmm_(state, transposed)
         gate[..., : 2 * wide].sigmoid_()
         gate[..., 2 * wide : 3 * wide].tanh_()
         gate[..., 3 * wide :].sigmoid_()
@@ -118,39 +118,40 @@ def _forward(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tens
 
 
 def _backward(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) -> Tensor:
-    """The gradient of what drives the gates.
+    """The gradient of ``driven``.
 
-    All that does not depend on later positions is made for every position at once; walking back,
-    a position then takes six operations.
+    Everything that does not depend on later positions is computed for all positions at once; going
+    backwards, each position then takes six operations.
     """
     clients, length, batch, wide = cells.shape
     i, f, g, o = gates.view(clients, length, batch, 4, wide).unbind(dim=3)
     squashed = cells.tanh()
-    through = o * (1 - squashed * squashed)  # from a state to its cell
-    # From a cell to its first three gates, from a state to the last.
-    slopes = torch.empty_like(gates).view(clients, length, batch, 4, wide)
-    torch.mul(g, i - i * i, out=slopes[..., 0, :])
-    slopes[:, 0, :, 1] = 0.0
-    torch.mul(cells[:, :-1], (f - f * f)[:, 1:], out=slopes[:, 1:, :, 1])
-    torch.mul(i, 1 - g * g, out=slopes[..., 2, :])
-    torch.mul(squashed, o - o * o, out=slopes[..., 3, :])
+    through = o * (1 - squashed * squashed)  # d state / d cell
+    # First d cell / d gate for three gates and d state / d gate for the last, then d_gates.
+    d_gates = torch.empty_like(gates).view(clients, length, batch, 4, wide)
+    torch.mul(g, i - i * i, out=d_gates[..., 0, :])
+    d_gates[:, 0, :, 1] = 0.0
+    torch.mul(cells[:, :-1], (f - f * f)[:, 1:], out=d_gates[:, 1:, :, 1])
+    torch.mul(i, 1 - g * g, out=d_gates[..., 2, :])
+    torch.mul(squashed, o - o * o, out=d_gates[..., 3, :])
     d_cell, later = (cells.new_zeros(clients, batch, wide) for _ in range(2))
-    for above, via, slope, forget in reversed(list(_positions(d_states, through, slopes, f))):
+    for above, via, d_gate, forget in reversed(list(_positions(d_states, through, d_gates, f))):
         later += above
         d_cell.addcmul_(later, via)
-        slope[..., 3, :] *= later
-        slope[..., :3, :] *= d_cell.unsqueeze(-2)
+        d_gate[..., 3, :] *= later
+        d_gate[..., :3, :] *= d_cell.unsqueeze(-2)
         d_cell *= forget
-        torch.bmm(slope.view(clients, batch, 4 * wide), weight, out=later)
-    return slopes.view_as(gates)
+        torch.bmm(d_gate.view(clients, batch, 4 * wide), weight, out=later)
+    return d_gates.view_as(gates)
 
 
 def _forward_on_gpu(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with one kernel a position; cells are float32."""
+    """``_forward`` with one kernel per position; cells are float32."""
     from dpfedls.engine.kernels.lstm_cell import lstm_cell
 
     clients, length, batch, _ = driven.shape
-    driven, bias, turned, wide = driven.contiguous(), bias.contiguous(), weight.mT, weight.shape[2]
+    driven, bias = driven.contiguous(), bias.contiguous()
+    transposed, wide = weight.mT, weight.shape[2]
     gates = torch.empty_like(driven)
     states = driven.new_empty(clients, length, batch, wide)
     cells = driven.new_empty(clients, length, batch, wide, dtype=torch.float32)
@@ -158,14 +159,14 @@ def _forward_on_gpu(driven: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tenso
     before, state = cells.new_zeros(clients, batch, wide), None
     for drive, gate, cell, new in _positions(driven, gates, cells, states):
         if state is not None:
-            torch.bmm(state, turned, out=hidden)
+            torch.bmm(state, transposed, out=hidden)
         lstm_cell(drive, hidden, bias, before, gate, cell, new)
         before, state = cell, new
     return states, gates, cells
 
 
 def _backward_on_gpu(d_states: Tensor, weight: Tensor, gates: Tensor, cells: Tensor) -> Tensor:
-    """The same with one kernel a position."""
+    """``_backward`` with one kernel per position."""
     from dpfedls.engine.kernels.lstm_cell import lstm_cell_backward
 
     d_gates, d_states = torch.empty_like(gates), d_states.contiguous()

@@ -78,9 +78,8 @@ def dropout_of(module: nn.Module) -> float:
 
 def check_samples(model: nn.Module, data: Any, where: str, loss: Loss = cross_entropy) -> None:
     """Refuse samples that the model cannot learn from: a pair's, or each person's alone."""
-    model = copy.deepcopy(
-        model
-    ).cpu()  # trying a model may change it, and a GPU dies of a bad token
+    # A copy, since trying a model may change it; on the CPU, since a GPU dies of a bad token.
+    model = copy.deepcopy(model).cpu()
     if isinstance(data, LazyClients):
         data.check = lambda j, own: _check(model, own, f"{where}[{j}]", loss)  # when it is loaded
         data.client(_someone(data, where))

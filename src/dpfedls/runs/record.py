@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,10 @@ class Result:
         return self.recipe.plan
 
     @property
-    def metrics(self) -> dict[str, float | None]:
+    def metrics(self) -> dict[str, float]:
         """Of the model on the test set, by name; empty without one."""
-        return last_metrics(self.history)
+        found = last_metrics(self.history)
+        return {name: math.nan if value is None else value for name, value in found.items()}
 
     @property
     def accuracy(self) -> float | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedls.engine.recurrence import LSTM, LastPosition
+from dpfedls.engine.residual import Residual as Residual
 
 
 def logistic_regression(inputs: int, classes: int) -> nn.Module:

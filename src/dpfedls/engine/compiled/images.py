@@ -1,96 +1,102 @@
-"""Layers of images, (channel, y, x) sample after sample: convolution and pooling."""
+"""Convolution with stride 1, on images (channel, y, x)."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from dpfedls.engine.compiled.layers import ONCE, ZERO, copy, fill
+from dpfedls.engine.compiled.arrays import ONCE, ZERO, copy, descend, fill
 from dpfedls.engine.compiled.products import add_combinations, add_dots
 from dpfedls.engine.jit import jit
 
-LANES = 16  # numbers of a processor's widest register: what is left of a row goes one by one
+LANES = 16  # numbers in a processor's widest register: the rest of a row goes one by one
 
 
-@jit
-def convolution(
-    x, y, padded, weights, channels, height, width, outputs, tall, wide,
-    pad_y, pad_x, starts, room,
-):  # fmt: skip
-    """Kernels of tall × wide over images with a margin of zeros, which ``padded`` keeps.
+def convolution(sizes, options, weights, x, y, kept, work):
+    """Kernels of tall × wide over images padded with zeros; ``kept`` holds the padded images.
 
-    A tap of a kernel sees the whole image shifted, one long row; so lines are as long as those
-    with margins, and what stands behind a line's real end is left out at last. Rows are rounded up
-    to whole registers, so behind each sample's images stand as many zeros.
+    A tap of a kernel sees the whole image shifted, as one long row. So lines of the result are as
+    long as padded lines, and the pixels behind each line's end are dropped at last. Rows are
+    rounded up to whole registers, so as many zeros stand behind each sample's images.
     """
+    channels, height, width, outputs = sizes[0], sizes[1], sizes[2], sizes[3]
+    tall, wide, pad_y, pad_x = sizes[4], sizes[5], sizes[6], sizes[7]
     line, lines = width + 2 * pad_x, height + 2 * pad_y
     out_width, out_height = line - wide + 1, lines - tall + 1
     length, plane, taps = _whole((out_height - 1) * line + out_width), lines * line, tall * wide
-    bias = weights[outputs * channels * taps :]
-    _taps(starts, channels, tall, wide, line, plane)
+    own, long, area = weights.values, work.scratch, out_height * out_width
+    bias = own[outputs * channels * taps :]
+    _taps(work.starts, channels, tall, wide, line, plane)
     for s in range(len(x) // (channels * height * width)):
-        own = padded[s * (channels * plane + LANES) :]
-        _pad(x[s * channels * height * width :], own, channels, height, width, pad_y, pad_x)
+        padded = kept[s * (channels * plane + LANES) :]
+        _pad(x[s * channels * height * width :], padded, channels, height, width, pad_y, pad_x)
         for o in range(outputs):
-            fill(room[o * length : (o + 1) * length], bias[o] if len(bias) else ZERO)
+            fill(long[o * length : (o + 1) * length], bias[o] if len(bias) else ZERO)
         add_combinations(
-            weights, channels * taps, ONCE, outputs, own, starts, channels * taps, length,
-            room, length,
+            own, channels * taps, ONCE, outputs, padded, work.starts, channels * taps, length,
+            long, length,
         )  # fmt: skip
-        area = out_height * out_width
         for o in range(outputs):
-            _lines(room[o * length :], y[(s * outputs + o) * area :], out_height, out_width, line)
+            _lines(long[o * length :], y[(s * outputs + o) * area :], out_height, out_width, line)
 
 
-@jit
-def convolution_backward(
-    d_y, d_x, padded, weights, gradient, channels, height, width, outputs, tall, wide, pad_y, pad_x,
-    wanted, starts, room,
-):  # fmt: skip
-    """As ``convolution``; the inputs' gradient is a convolution with the kernels turned round."""
+def convolution_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
+    """The gradient of the kernels from the padded images, and of the inputs, if needed."""
+    channels, height, width, outputs = sizes[0], sizes[1], sizes[2], sizes[3]
+    tall, wide, pad_y, pad_x = sizes[4], sizes[5], sizes[6], sizes[7]
     line, lines = width + 2 * pad_x, height + 2 * pad_y
     out_width, out_height = line - wide + 1, lines - tall + 1
     area, plane, taps = out_height * out_width, lines * line, tall * wide
     length = _whole((out_height - 1) * line + out_width)
-    count = len(d_y) // (outputs * area)
+    gradient, long = weights.gradient[: len(weights.values)], work.scratch
+    fill(gradient, ZERO)
     bias = gradient[outputs * channels * taps :]
-    _taps(starts, channels, tall, wide, line, plane)
-    for s in range(count):
+    _taps(work.starts, channels, tall, wide, line, plane)
+    for s in range(len(d_y) // (outputs * area)):
         for o in range(outputs):
-            slopes = d_y[(s * outputs + o) * area : (s * outputs + o + 1) * area]
-            _spread(slopes, room[o * length : (o + 1) * length], out_height, out_width, line)
+            image = d_y[(s * outputs + o) * area : (s * outputs + o + 1) * area]
+            _spread(image, long[o * length : (o + 1) * length], out_height, out_width, line)
             if len(bias):
                 total = ZERO
                 for t in range(area):
-                    total += slopes[t]
+                    total += image[t]
                 bias[o] += total
-        own = padded[s * (channels * plane + LANES) :]
+        padded = kept[s * (channels * plane + LANES) :]
         add_dots(
-            room, length, outputs, own, starts, channels * taps, length, gradient, channels * taps
-        )
-    if not wanted:
-        return
+            long, length, outputs, padded, work.starts, channels * taps, length, gradient,
+            channels * taps,
+        )  # fmt: skip
+    if len(d_x):
+        _inputs(sizes, weights.values, d_y, d_x, work)
+    return descend(weights.values, gradient, weights.centre, weights.rate, weights.keep)
+
+
+@jit
+def _inputs(sizes, weights, d_y, d_x, work):
+    """``dx`` is the convolution of dy with kernels flipped in y and x, and channels transposed."""
+    channels, height, width, outputs = sizes[0], sizes[1], sizes[2], sizes[3]
+    tall, wide, pad_y, pad_x = sizes[4], sizes[5], sizes[6], sizes[7]
+    out_width, out_height = width + 2 * pad_x - wide + 1, height + 2 * pad_y - tall + 1
+    area, taps = out_height * out_width, tall * wide
     rest_y, rest_x = tall - 1 - pad_y, wide - 1 - pad_x
     line, lines = out_width + 2 * rest_x, out_height + 2 * rest_y
     length, plane = _whole((height - 1) * line + width), lines * line
-    turned = room[: channels * outputs * taps]
+    flipped = work.scratch[: channels * outputs * taps]
     for c in range(channels):
         for o in range(outputs):
             for k in range(taps):
                 kernel = (o * channels + c) * taps
-                turned[(c * outputs + o) * taps + k] = weights[kernel + taps - 1 - k]
-    slopes = room[len(turned) : len(turned) + outputs * plane + LANES]
-    out = room[len(turned) + len(slopes) :]
-    _taps(starts, outputs, tall, wide, line, plane)
-    for s in range(count):
-        _pad(d_y[s * outputs * area :], slopes, outputs, out_height, out_width, rest_y, rest_x)
-        fill(out[: channels * length], ZERO)
+                flipped[(c * outputs + o) * taps + k] = weights[kernel + taps - 1 - k]
+    padded = work.scratch[len(flipped) : len(flipped) + outputs * plane + LANES]
+    long = work.scratch[len(flipped) + len(padded) :]
+    _taps(work.starts, outputs, tall, wide, line, plane)
+    for s in range(len(d_y) // (outputs * area)):
+        _pad(d_y[s * outputs * area :], padded, outputs, out_height, out_width, rest_y, rest_x)
+        fill(long[: channels * length], ZERO)
         add_combinations(
-            turned, outputs * taps, ONCE, channels, slopes, starts, outputs * taps, length, out,
-            length,
+            flipped, outputs * taps, ONCE, channels, padded, work.starts, outputs * taps, length,
+            long, length,
         )  # fmt: skip
         for c in range(channels):
             at = (s * channels + c) * height * width
-            _lines(out[c * length :], d_x[at:], height, width, line)
+            _lines(long[c * length :], d_x[at:], height, width, line)
 
 
 @jit
@@ -101,7 +107,7 @@ def _whole(length):
 
 @jit
 def _taps(starts, channels, tall, wide, line, plane):
-    """Where each tap's row begins."""
+    """Where the row below each tap starts."""
     k = 0
     for c in range(channels):
         for y in range(tall):
@@ -112,6 +118,7 @@ def _taps(starts, channels, tall, wide, line, plane):
 
 @jit
 def _pad(images, padded, channels, height, width, pad_y, pad_x):
+    """Images with a margin of zeros."""
     line, lines = width + 2 * pad_x, height + 2 * pad_y
     fill(padded[: channels * lines * line + LANES], ZERO)
     for c in range(channels):
@@ -121,42 +128,15 @@ def _pad(images, padded, channels, height, width, pad_y, pad_x):
 
 
 @jit
-def _lines(room, out, height, width, line):
-    """Lines of so many real pixels, out of longer ones."""
+def _lines(long, out, height, width, line):
+    """The first ``width`` pixels of each longer line."""
     for y in range(height):
-        copy(room[y * line : y * line + width], out[y * width : (y + 1) * width])
+        copy(long[y * line : y * line + width], out[y * width : (y + 1) * width])
 
 
 @jit
-def _spread(images, room, height, width, line):
-    """The way back: zeros behind every line's real end."""
-    fill(room, ZERO)
+def _spread(image, long, height, width, line):
+    """The transpose of ``_lines``: zeros behind each line's end."""
+    fill(long, ZERO)
     for y in range(height):
-        copy(images[y * width : (y + 1) * width], room[y * line : y * line + width])
-
-
-@jit
-def max_pool(x, y, places, width, size):
-    """The largest of each tile of each plane, and where it stood."""
-    across = width // size
-    for line in range(len(y) // across):  # of all planes together
-        out, found = y[line * across : (line + 1) * across], places[line * across :]
-        for j in range(across):
-            out[j] = -np.inf
-            found[j] = line * size * width + j * size
-        for k in range(size * size):
-            first = (line * size + k // size) * width + k % size
-            row = x[first : first + (across - 1) * size + 1]
-            for j in range(across):
-                value = row[j * size]
-                largest = value > out[j] or value != value  # NaN is larger than all, and stays
-                found[j] = first + j * size if largest else found[j]
-                out[j] = value if largest else out[j]
-
-
-@jit
-def max_pool_backward(d_y, d_x, places, count):
-    """To where the largest stood."""
-    fill(d_x[:count], ZERO)
-    for t in range(len(d_y)):
-        d_x[places[t]] += d_y[t]
+        copy(image[y * width : (y + 1) * width], long[y * line : y * line + width])

@@ -1,7 +1,7 @@
-"""The two matrix products that all layers are made of, both adding to their result.
+"""The two matrix products that all layers use; both add to their result.
 
-Rows of the second matrix may begin anywhere, in ``starts``: rows of a matrix lie a stride apart,
-and the pixels below one tap of a convolution are a row too, so neither is ever copied together.
+Each row of the second matrix starts where ``starts`` says: rows of a matrix lie a stride apart, and
+the pixels below one tap of a convolution are a row too, so neither needs a copy.
 Loops are unrolled by hand as far as registers go, so that a number once loaded serves many sums.
 """
 
@@ -11,20 +11,21 @@ import numpy as np
 
 from dpfedls.engine.jit import jit
 
-_TILE = 512  # of a row, and
-_DEEP = 32  # rows: 64 KiB, that stay near while all results are visited
+# A tile of the second matrix, 64 KiB, stays cached while every row of the result is visited.
+_TILE = 512  # numbers of a row
+_DEEP = 32  # rows
 
 
 @jit
 def rows_at(starts, count, stride):
-    """Rows a stride apart."""
+    """``starts`` of rows a stride apart."""
     for k in range(count):
         starts[k] = k * stride
 
 
 @jit
 def add_dots(a, a_stride, m, b, starts, n, length, out, out_stride):
-    """``out[i, j] += a[i] · b[j]``, rows of so many numbers."""
+    """``out[i, j] += a[i] · b[j]``, for rows of ``length`` numbers."""
     i = 0
     while i + 4 <= m:
         p = i * a_stride
@@ -85,7 +86,7 @@ def add_dots(a, a_stride, m, b, starts, n, length, out, out_stride):
 
 @jit
 def add_combinations(a, a_row, a_column, m, b, starts, count, length, out, out_stride):
-    """``out[i] += Σ_k a[i, k] · b[k]``, rows of so many numbers; a has any two strides."""
+    """``out[i] += Σ_k a[i, k] · b[k]``, for rows of ``length`` numbers; a has any two strides."""
     for first in range(0, length, _TILE):
         n = min(_TILE, length - first)
         for k in range(0, count, _DEEP):

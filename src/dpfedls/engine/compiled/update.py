@@ -6,15 +6,16 @@ import math
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpfedls.engine.compiled import NotCompiled
-from dpfedls.engine.compiled.program import Program, program_of
-from dpfedls.engine.compiled.training import train
+from dpfedls.engine.compiled.program import Program
+from dpfedls.engine.compiled.recognition import program_of
+from dpfedls.engine.compiled.training import TRAIN, Samples, Step, Workspace, train
+from dpfedls.engine.jit import callable_from_python
 from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy, schedule
@@ -27,20 +28,24 @@ from dpfedls.sampling import Indices
 def compiled_update(
     model: nn.Module, loss: Loss, layout: Layout, data: ClientData, local: LocalSGD
 ) -> CompiledUpdate:
-    """The local update as machine code; NotCompiled where something is not known here."""
-    if layout.dim == 0 or next(model.parameters()).device.type != "cpu":
-        raise NotCompiled("machine code is for a CPU")
+    """The model's local update as machine code; raises NotCompiled with the reason if it has none.
+
+    What decides is public: the model, the settings, and the type and shape of samples.
+    """
     if local.precision != "float32":
-        raise NotCompiled(f"machine code has no {local.precision}")
+        raise NotCompiled(f"precision {local.precision!r} has no compiled form, only 'float32'")
     if loss is not cross_entropy:
-        raise NotCompiled("machine code knows the cross-entropy loss only")
-    features = getattr(data, "features", None)
-    if not isinstance(features, torch.Tensor):
-        raise NotCompiled("machine code reads one tensor of features")
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise NotCompiled(f"the loss {name!r} has no compiled form, only dpfedls's cross_entropy")
+    features, targets = (_like(getattr(data, name, None)) for name in ("features", "targets"))
+    if features is None or targets is None:
+        raise NotCompiled("people's samples are not one tensor of features and one of targets")
+    if features.device.type != "cpu" or targets.device.type != "cpu":
+        raise NotCompiled(f"people's samples are on {features.device}, not in a CPU's memory")
+    if targets.dim() != 1 or targets.is_floating_point():
+        raise NotCompiled("targets are not one whole-number label per sample")
     batch = min(local.batch_size, int(data.sizes.max(initial=1)))  # nobody fills a larger one
-    program = program_of(model, layout, features, batch)
-    if program is None:
-        raise NotCompiled("a layer has no machine code")
+    program = program_of(model, layout, _model_input(features), batch)
     return CompiledUpdate(program, data, local)
 
 
@@ -49,32 +54,31 @@ class CompiledUpdate:
 
     def __init__(self, program: Program, data: ClientData, local: LocalSGD) -> None:
         self.program, self.data, self.local = program, data, local
-        self.targets = as_input(data.targets).contiguous().numpy()
-        features = data.features.detach()
-        plain = features.dtype == torch.float32 and features.is_contiguous()
-        ready = plain and data.order is None and not program.first
-        self.ready = features.view(len(features), program.inputs).numpy() if ready else None
+        self.layers, self.train = program.layers(), callable_from_python(train, TRAIN)
+        self.shared = None if program.first or program.vocabulary else _shared(data, program.inputs)
         self.threads = usual_threads()
         self.pool = ThreadPoolExecutor(self.threads)
-        self.own = threading.local()  # each thread's room to work in
+        self.own = threading.local()  # each thread's workspace
 
     def __call__(
         self, params: Vector, clients: Indices, round_: int, key: int, radius: float
     ) -> Updates:
-        radius = float(radius) if self.local.projection == "step" else math.inf
         order, groups = schedule(self.local, self.data, clients, key)
-        every = (rows for group in groups for rows in group)
+        every = (batches for group in groups for batches in group)
         waiting = deque(zip(order.tolist(), clients[order].tolist(), every, strict=True))
         updates, rate = params.new_empty(len(clients), len(params)), self.local.rate(round_)
         centre, made = params.numpy(), updates.numpy()
+        keep = np.float32(1 - rate * self.local.weight_decay)
+        bound = float(radius) if self.local.projection == "step" else math.inf
+        step = Step(np.float32(rate), keep, bound)
 
         def work() -> None:
             while True:
                 try:
-                    place, client, rows = waiting.pop()  # the longest first
+                    place, client, batches = waiting.pop()  # the longest first
                 except IndexError:  # none is left
                     return
-                made[place] = self._train(centre, client, rows, rate, radius)
+                made[place] = self._train(centre, client, batches, step)
 
         with one_torch_thread():
             others = [self.pool.submit(work) for _ in range(min(self.threads, len(clients)) - 1)]
@@ -87,76 +91,95 @@ class CompiledUpdate:
         return updates
 
     def _train(
-        self, params: np.ndarray, client: int, rows: np.ndarray, rate: float, radius: float
+        self, params: np.ndarray, client: int, batches: np.ndarray, step: Step
     ) -> np.ndarray:
-        centre, weights, *room = self._room(len(params))
-        centre[:] = params
-        numbers, symbols, targets, rows, start = self._samples(client, rows)
-        known = train(
-            self.program.table, centre, weights, numbers, symbols, self.program.alphabet, targets,
-            rows, start, float(rate), float(1 - rate * self.local.weight_decay), radius, *room,
-        )  # fmt: skip
-        if not known:
+        space = self._workspace(len(params))
+        space.centre[:] = params
+        if not self.train(self.layers, self._samples(client, batches), step, space):
             raise InputError(
                 f"client {client} has a label beyond the model's {self.program.classes} outputs, "
-                "or a symbol beyond its embedding; relabel, or widen the model"
+                "or a token beyond its embedding; relabel, or widen the model"
             )
-        return weights
+        return space.weights
 
-    def _samples(self, client: int, rows: np.ndarray) -> tuple[Any, ...]:
-        """Numbers or symbols, labels, and the client's rows among them, counted from a start."""
-        if self.ready is not None:
-            return self.ready, _NO_SYMBOLS, self.targets, rows, 0
-        start, size = int(self.data.starts[client]), int(self.data.sizes[client])
-        features, targets = self.data.features[start : start + size], self.targets[start:][:size]
-        if rows.size < size:  # prepare no more than are seen; no batch is a short last one then
-            seen, places = np.unique(rows - start, return_inverse=True)
-            features, targets = features[torch.from_numpy(seen)], targets[seen]
-            rows, start, size = places.reshape(rows.shape), 0, len(seen)
-        features = as_input(features)
-        for layer in self.program.first if size else ():
+    def _samples(self, client: int, batches: np.ndarray) -> Samples:
+        """What the client's batches need; places in them count from the start of its samples."""
+        batches = np.ascontiguousarray(batches)
+        if self.shared is not None:
+            return Samples(self.shared[0], _NO_TOKENS, self.shared[1], batches, 0, 0)
+        features, targets = self.data.client(client)
+        start, vocabulary = int(self.data.starts[client]), self.program.vocabulary
+        if batches.size < len(targets):  # prepare only what is seen; no batch is a short one then
+            seen, places = np.unique(batches - start, return_inverse=True)
+            features, targets = features[torch.from_numpy(seen)], targets[torch.from_numpy(seen)]
+            batches, start = places.reshape(batches.shape), 0
+        features = _model_input(features)
+        for layer in self.program.first if len(targets) else ():
             features = layer(features)
-        samples = features.detach().reshape(size, self.program.inputs).contiguous().numpy()
-        both = (_NO_NUMBERS, samples) if self.program.symbols else (samples, _NO_SYMBOLS)
-        return *both, targets, rows, start
+        rows = features.detach().reshape(len(targets), self.program.inputs).contiguous().numpy()
+        both = (_NO_FEATURES, rows) if vocabulary else (rows, _NO_TOKENS)
+        return Samples(*both, targets.long().contiguous().numpy(), batches, start, vocabulary)
 
-    def _room(self, dim: int) -> tuple[Any, ...]:
-        """Centre, weights, and what ``train`` asks for in its last arguments; a thread's own."""
-        if not hasattr(self.own, "room"):
+    def _workspace(self, dim: int) -> Workspace:
+        """The calling thread's own."""
+        if not hasattr(self.own, "space"):
             program, batch = self.program, self.program.batch
-            symbols = batch * program.inputs if program.symbols else 0
-            self.own.room = _apart(
-                ((dim,), np.float32),
-                ((dim,), np.float32),
-                ((batch * program.values,), np.float32),
-                ((2, batch * program.widest), np.float32),
-                ((batch * program.places,), np.int64) if program.images else None,
-                ((program.most,), np.float32),
-                ((program.room,), np.float32),
-                ((program.starts,), np.int64),
-                ((program.powers,), np.int32) if program.symbols else None,
-                ((symbols,), np.int64),
-                ((batch,), np.int64),
+            self.own.space = Workspace(
+                *_apart(
+                    ((dim,), np.float32),
+                    ((dim,), np.float32),
+                    ((batch * program.values,), np.float32),
+                    ((batch * program.widest,), np.float32),
+                    ((batch * program.widest,), np.float32),
+                    ((program.weights,), np.float32),
+                    ((program.scratch,), np.float32),
+                    ((program.starts,), np.int64),
+                    ((batch,), np.int64),
+                )
             )
-        return self.own.room
+        return self.own.space
 
 
-def _apart(*wanted: tuple[tuple[int, ...], type] | None) -> tuple[np.ndarray | None, ...]:
-    """Arrays out of one piece of memory, always the same way apart, and far.
+def _like(values: object) -> Tensor | None:
+    """A row of zeros like those of a tensor or array; None for anything else."""
+    if isinstance(values, np.ndarray):
+        return torch.from_numpy(np.zeros((1, *values.shape[1:]), values.dtype))
+    return torch.zeros_like(values[:1]) if isinstance(values, Tensor) else None
 
-    Machine code asks how near two arrays lie before it treats many of their numbers at once, and
-    one at a time they may round otherwise: a client's update would depend on where memory was free.
+
+def _model_input(features: Tensor) -> Tensor:
+    """What the model reads: floats in single precision, whole numbers as int64."""
+    return features.float() if features.is_floating_point() else as_input(features)
+
+
+def _shared(data: ClientData, inputs: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Everybody's features and labels, where machine code can read a client's rows in place."""
+    features = data.features
+    if getattr(data, "order", None) is not None or not isinstance(features, Tensor):
+        return None
+    if features.dtype != torch.float32 or not features.is_contiguous():
+        return None
+    targets = torch.as_tensor(data.targets).long().contiguous()
+    return features.detach().view(len(features), inputs).numpy(), targets.numpy()
+
+
+def _apart(*wanted: tuple[tuple[int, ...], type]) -> tuple[np.ndarray, ...]:
+    """Arrays in one piece of memory, always at the same distances, and far from each other.
+
+    Machine code looks at the distance between two arrays before it treats many of their numbers at
+    once, and one at a time they may round otherwise: a client's update would depend on where
+    memory was free, or on how many samples another client has.
     """
-    sizes = [math.prod(w[0]) * np.dtype(w[1]).itemsize if w else 0 for w in wanted]
+    sizes = [math.prod(shape) * np.dtype(kind).itemsize for shape, kind in wanted]
     starts = np.cumsum([0, *(-(-size // _LINE) * _LINE + _FAR for size in sizes)]).tolist()
     memory = np.empty(starts[-1] + _LINE, np.uint8)
     memory = memory[-memory.ctypes.data % _LINE :]
     return tuple(
-        w and memory[at : at + size].view(w[1]).reshape(w[0])
-        for w, size, at in zip(wanted, sizes, starts[:-1], strict=True)
+        memory[at : at + size].view(kind).reshape(shape)
+        for (shape, kind), size, at in zip(wanted, sizes, starts[:-1], strict=True)
     )
 
 
 # Samples of no width: what a model does not read.
-_NO_NUMBERS, _NO_SYMBOLS = np.empty((0, 0), np.float32), np.empty((0, 0), np.int64)
+_NO_FEATURES, _NO_TOKENS = np.empty((0, 0), np.float32), np.empty((0, 0), np.int64)
 _LINE, _FAR = 64, 4096  # bytes: a cache line, and more than any vectorised loop takes at once

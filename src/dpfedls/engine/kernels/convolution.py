@@ -1,7 +1,7 @@
-"""Convolutions as implicit matrix products: patches are gathered on the way in, never written.
+"""Convolutions as implicit matrix products: patches are loaded as they are needed, never stored.
 
-Images are (client, sample, y, x, channel), strided as they like but for the channels; kernels are
-(client, tap, channel, output).
+Images are (client, sample, y, x, channel), contiguous in the channels and with any other strides;
+kernels are (client, tap, channel, output).
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -70,7 +70,7 @@ def convolve(
     out = channels_last(images, clients, samples, outputs, out_height, out_width)
     rows = samples * out_height * out_width
     n = min(128, max(16, triton.next_power_of_2(outputs)))
-    # The shapes of tiles are the fastest of a few tried on an H200.
+    # These tile shapes were the fastest of a few tried on an H200.
     k = min(128 if n <= 64 else 64, max(16, triton.next_power_of_2(channels)))
     _convolve[(triton.cdiv(rows, 128), triton.cdiv(outputs, n), clients)](
         images, kernels, images if bias is None else bias, out,
@@ -92,8 +92,8 @@ def _correlate(
 ):  # fmt: skip
     client = tl.program_id(2).to(tl.int64)
     block, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
-    place = block * M + tl.arange(0, M)  # in the kernel: tap by tap, channel by channel
-    if CHANNELS % M == 0:  # all of one tap
+    place = block * M + tl.arange(0, M)  # in the kernel, which is (tap, channel)
+    if CHANNELS % M == 0:  # the whole block belongs to one tap
         tap, channel = block * M // CHANNELS, place % CHANNELS
     else:
         tap, channel = (place // CHANNELS)[None, :], place % CHANNELS
@@ -113,12 +113,12 @@ def _correlate(
             inside & (place < SIDE_Y * SIDE_X * CHANNELS)[None, :],
             other=0.0,
         )
-        slope = tl.load(
+        gradient = tl.load(
             gradients + row * OUTPUTS + column[None, :],
             (row < rows) & (column < OUTPUTS)[None, :],
             other=0.0,
         )
-        total = tl.dot(tl.trans(patch), slope, total)
+        total = tl.dot(tl.trans(patch), gradient, total)
     size = SIDE_Y * SIDE_X * CHANNELS
     target = out + ((client * SHARES + share) * size + place)[:, None] * OUTPUTS + column[None, :]
     mask = (place < size)[:, None] & (column < OUTPUTS)[None, :]
@@ -128,13 +128,13 @@ def _correlate(
 def correlate(
     images: Tensor, gradients: Tensor, side: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """The kernels' gradient (n, ky, kx, c, o) of ``convolve``."""
+    """The gradient (n, ky, kx, c, o) of the kernels of ``convolve``."""
     clients, samples, height, width, channels = images.shape
     _, _, out_height, out_width, outputs = gradients.shape
     few = channels % 64 != 0
     size = side[0] * side[1] * channels
     m, n = 128 if few else 64, min(128, max(16, triton.next_power_of_2(outputs)))
-    # Few programs would leave most of the chip idle, so several share the rows of one.
+    # Few programs would leave most of the GPU idle, so several share the rows of one.
     shares = 8 if few else 1
     out = images.new_empty(clients, shares, size, outputs, dtype=torch.float32 if few else None)
     _correlate[(triton.cdiv(size, m) * shares, triton.cdiv(outputs, n), clients)](

@@ -1,4 +1,4 @@
-"""A step of SGD and the way back into the ball, in two passes over the weights."""
+"""A step of SGD and the projection onto the ball, in two passes over the weights."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # ruff: noqa: N803 - what is fixed when a kernel is compiled is written in capitals
@@ -26,7 +26,7 @@ def _descend(
 
 
 def descend(weights: Tensor, gradients: Tensor, centre: Tensor, rate: float, keep: float) -> Tensor:
-    """``weights ← keep · weights − rate · gradients``, in place; squared ways from the centre."""
+    """``weights ← keep · weights − rate · gradients``, in place; squared distances to centre."""
     clients, size = len(weights), centre.numel()
     blocks = triton.cdiv(size, 4096)
     squares = weights.new_empty(clients, blocks)
@@ -50,7 +50,7 @@ def _pull(weights, centre, inside, rounded, size, BLOCK: tl.constexpr):
 
 
 def pull(weights: Tensor, centre: Tensor, inside: Tensor, rounded: Tensor) -> None:
-    """Towards the centre by each client's factor, in place, and a rounded copy to compute with."""
+    """Scale each client's distance from the centre, in place; ``rounded`` gets a rounded copy."""
     clients, size = len(weights), centre.numel()
     _pull[(triton.cdiv(size, 4096), clients)](
         weights, centre, inside, rounded, size, BLOCK=4096, num_warps=8

@@ -1,4 +1,4 @@
-"""Images in memory as the kernels write them."""
+"""The memory layout of images that the kernels write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from torch import Tensor
 
 
 def channels_last(like: Tensor, n: int, b: int, c: int, h: int, w: int) -> Tensor:
-    """An empty (n, b, c, h, w) that lies in memory as (n, b, h, w, c), and is nobody's view."""
+    """An empty (n, b, c, h, w) that lies in memory as (n, b, h, w, c), and is not a view."""
     strides = (b * h * w * c, h * w * c, 1, w * c, c)
     return like.new_empty_strided((n, b, c, h, w), strides)

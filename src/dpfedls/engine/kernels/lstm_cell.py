@@ -1,7 +1,7 @@
-"""One position of an LSTM for all clients, forwards and backwards: a kernel each.
+"""One position of an LSTM for all clients: one kernel forward, one backward.
 
 Rows are (client, sample); tensors of one position are strided views of (client, position, sample,
-width), so a row's place is client · stride + sample · width.
+width), so a row starts at client · stride + sample · width.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ELEMENTS = 1024  # a program handles so many
+_ELEMENTS = 1024  # per program
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def lstm_cell(
     driven: Tensor, hidden: Tensor, bias: Tensor, before: Tensor,
     gates: Tensor, cell: Tensor, state: Tensor,
 ) -> None:  # fmt: skip
-    """One position: gates, cell and state from what drives them."""
+    """One position forward: gates (sum of driven, hidden and bias, activated), cell and state."""
     clients, batch, width = cell.shape
     n = clients * batch * width
     _lstm_cell[(triton.cdiv(n, _ELEMENTS),)](
@@ -104,7 +104,7 @@ def lstm_cell_backward(
     from_above: Tensor, from_later: Tensor, d_cell: Tensor,
     gates: Tensor, cell: Tensor, before: Tensor, d_gates: Tensor,
 ) -> None:  # fmt: skip
-    """One position back: gradients of the gates, and in place of the cell before."""
+    """One position backward: the gradient of the gates, and of the cell before, in place."""
     clients, batch, width = cell.shape
     n = clients * batch * width
     _lstm_cell_backward[(triton.cdiv(n, _ELEMENTS),)](

@@ -1,6 +1,6 @@
-"""The largest value of each tile; memory is (client · sample, y, x, channel).
+"""Max pooling by tiles; memory is (client · sample, y, x, channel).
 
-One element of a program makes one value of the output.
+Each element of a program computes one value of the output.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfedls.engine.kernels.layout import channels_last
 
-_ELEMENTS = 1024  # a program handles so many
+_ELEMENTS = 1024  # per program
 
 
 @triton.jit
@@ -26,13 +26,13 @@ def _largest(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     pixel, channel = at // CHANNELS, at % CHANNELS
-    row, x = pixel // out_width, pixel % out_width  # rows of all images together
+    row, x = pixel // out_width, pixel % out_width  # rows are counted over all images
     first = images + (row * SIZE * width + x * SIZE) * CHANNELS + channel
     best = tl.load(first, mask, other=0.0)
     place = tl.zeros((BLOCK,), dtype=tl.int32)
     for k in tl.static_range(1, SIZE * SIZE):
         value = tl.load(first + ((k // SIZE) * width + k % SIZE) * CHANNELS, mask, other=0.0)
-        # A value that is no number wins, as in torch: an update it spoils must not look sound.
+        # NaN is the largest, as in torch: an update that it spoils must not look sound.
         larger = (value > best) | (value != value)
         place = tl.where(larger, k, place)
         best = tl.where(larger, value, best)
@@ -41,7 +41,7 @@ def _largest(
 
 
 def largest(images: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Of each tile of (n, b, c, h, w): its largest value, and the place it stands at."""
+    """For each tile of (n, b, c, h, w), its largest value and the position of that in the tile."""
     rows = images.permute(0, 1, 3, 4, 2).contiguous()
     clients, batch, height, width, channels = rows.shape
     out = channels_last(rows, clients, batch, channels, height // size, width // size)
@@ -63,14 +63,14 @@ def _largest_backward(
     pixel, channel = at // CHANNELS, at % CHANNELS
     row, x = pixel // out_width, pixel % out_width
     first = d_images + (row * SIZE * width + x * SIZE) * CHANNELS + channel
-    slope, place = tl.load(d_out + at, mask, other=0.0), tl.load(places + at, mask, other=0)
+    gradient, place = tl.load(d_out + at, mask, other=0.0), tl.load(places + at, mask, other=0)
     for k in tl.static_range(SIZE * SIZE):
-        value = tl.where(place == k, slope, 0.0).to(d_images.dtype.element_ty)
+        value = tl.where(place == k, gradient, 0.0).to(d_images.dtype.element_ty)
         tl.store(first + ((k // SIZE) * width + k % SIZE) * CHANNELS, value, mask)
 
 
 def largest_backward(d_out: Tensor, places: Tensor, size: int) -> Tensor:
-    """The gradient goes to the place of the largest value, and zero to the others."""
+    """The gradient of the largest value of each tile; zero at every other position."""
     rows = d_out.permute(0, 1, 3, 4, 2).contiguous()
     clients, batch, height, width, channels = rows.shape
     d_images = channels_last(rows, clients, batch, channels, height * size, width * size)

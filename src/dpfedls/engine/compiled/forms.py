@@ -1,0 +1,155 @@
+"""The compiled form of each known torch layer: rows of a program, or the reason there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import nn
+
+from dpfedls.engine.compiled import (
+    activations,
+    dense,
+    image_forms,
+    normalisation,
+    sequence_forms,
+)
+from dpfedls.engine.compiled.before import Before, with_bias
+from dpfedls.engine.compiled.program import Row
+from dpfedls.engine.recurrence import LSTM, LastPosition
+
+
+def rows_of(layer: nn.Module, before: Before) -> tuple[list[Row], Before]:
+    """The layer's rows, and what stands before the next layer."""
+    form = _FORMS.get(type(layer))
+    if form is None:
+        before.refuse(layer, "has no compiled form")
+    if before.order == "tokens" and form is not sequence_forms.embedding:
+        before.refuse(layer, "is given whole numbers, which only an embedding reads")
+    rows = form(layer, before)
+    shape = rows[-1].shape if rows else before.shape
+    if form is sequence_forms.flatten:
+        shape = (math.prod(shape),)
+    return rows, replace(before, shape=shape, order=_ORDER_AFTER.get(form, before.order))
+
+
+def _linear(layer: nn.Linear, before: Before) -> list[Row]:
+    inputs, outputs, shape = layer.in_features, layer.out_features, before.shape
+    if shape[-1:] != (inputs,):
+        before.refuse(layer, f"takes {inputs} inputs, but is given {shape} per sample")
+    place, count = before.weights(layer, with_bias(layer, (outputs, inputs)))
+    rows = before.batch * math.prod(shape[:-1])
+    return [
+        Row(
+            dense.linear,
+            dense.linear_backward,
+            (*shape[:-1], outputs),
+            place,
+            count,
+            (inputs, outputs),
+            starts=max(outputs, rows),
+        )
+    ]
+
+
+def _normalise(
+    layer: nn.LayerNorm | nn.GroupNorm, before: Before, size: int, parts: int, area: int,
+    shape: tuple[int, ...],
+) -> list[Row]:  # fmt: skip
+    has = {"weight": layer.weight, "bias": layer.bias}
+    shapes = {name: shape for name, tensor in has.items() if tensor is not None}
+    numbers = math.prod(before.shape)
+    return [
+        Row(
+            normalisation.normalise,
+            normalisation.normalise_backward,
+            before.shape,
+            *before.weights(layer, shapes),
+            (size, parts, area),
+            (layer.eps,),
+            kept=numbers + numbers // size,
+            scratch=before.batch * numbers,
+        )
+    ]
+
+
+def _layer_norm(layer: nn.LayerNorm, before: Before) -> list[Row]:
+    shape = tuple(layer.normalized_shape)
+    if before.shape[-len(shape) :] != shape or (before.order == "positions" and len(shape) != 1):
+        before.refuse(layer, f"normalises {shape}, but is given {before.shape} per sample")
+    size = math.prod(shape)
+    return _normalise(layer, before, size, size, 1, shape)
+
+
+def _group_norm(layer: nn.GroupNorm, before: Before) -> list[Row]:
+    channels, shape = layer.num_channels, before.shape
+    if shape[0] != channels or before.order != "samples":
+        before.refuse(layer, f"normalises {channels} channels, but is given {shape} per sample")
+    area = math.prod(shape[1:])
+    size = channels // layer.num_groups * area
+    return _normalise(layer, before, size, channels, area, (channels,))
+
+
+def _pointwise(
+    forward: Callable[..., Any], backward: Callable[..., Any], *options: str
+) -> Callable[..., list[Row]]:
+    def form(layer: nn.Module, before: Before) -> list[Row]:
+        values = tuple(float(getattr(layer, name)) for name in options)
+        return [Row(forward, backward, before.shape, options=values)]
+
+    return form
+
+
+def _gelu(layer: nn.GELU, before: Before) -> list[Row]:
+    if layer.approximate == "tanh":
+        return [Row(activations.tanh_gelu, activations.tanh_gelu_backward, before.shape)]
+    kept = math.prod(before.shape)
+    return [Row(activations.gelu, activations.gelu_backward, before.shape, kept=kept)]
+
+
+def _identity(layer: nn.Module, before: Before) -> list[Row]:
+    return []
+
+
+def _dropout(layer: nn.Dropout, before: Before) -> list[Row]:
+    if layer.p != 0:
+        before.refuse(layer, f"has p = {layer.p}; only p = 0 is compiled")
+    return []
+
+
+_FORMS: dict[type[nn.Module], Callable[..., list[Row]]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: image_forms.conv2d,
+    nn.MaxPool2d: image_forms.max_pool2d,
+    nn.AvgPool2d: image_forms.avg_pool2d,
+    nn.AdaptiveAvgPool2d: image_forms.adaptive_avg_pool2d,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.ReLU: _pointwise(activations.relu, activations.relu_backward),
+    nn.LeakyReLU: _pointwise(
+        activations.leaky_relu, activations.leaky_relu_backward, "negative_slope"
+    ),
+    nn.ELU: _pointwise(activations.elu, activations.elu_backward, "alpha"),
+    nn.Tanh: _pointwise(activations.tanh, activations.tanh_backward),
+    nn.Sigmoid: _pointwise(activations.sigmoid, activations.sigmoid_backward),
+    nn.SiLU: _pointwise(activations.silu, activations.silu_backward),
+    nn.Softplus: _pointwise(
+        activations.softplus, activations.softplus_backward, "beta", "threshold"
+    ),
+    nn.GELU: _gelu,
+    nn.Flatten: sequence_forms.flatten,
+    nn.Identity: _identity,
+    nn.Dropout: _dropout,
+    nn.Embedding: sequence_forms.embedding,
+    LSTM: sequence_forms.lstm,
+    LastPosition: sequence_forms.last_position,
+}
+
+_ORDER_AFTER: dict[Callable[..., list[Row]], Literal["samples", "positions"]] = {
+    sequence_forms.embedding: "positions",
+    sequence_forms.lstm: "positions",
+    sequence_forms.last_position: "samples",
+    sequence_forms.flatten: "samples",
+}

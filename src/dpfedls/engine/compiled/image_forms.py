@@ -1,0 +1,124 @@
+"""The compiled forms of layers on images: convolution and pooling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+from dpfedls.engine.compiled import images, patches, pooling
+from dpfedls.engine.compiled.before import Before, with_bias
+from dpfedls.engine.compiled.images import LANES
+from dpfedls.engine.compiled.program import Row
+
+
+def conv2d(layer: nn.Conv2d, before: Before) -> list[Row]:
+    """By shifted images where the stride is 1, and by patches otherwise."""
+    if len(before.shape) != 3 or before.shape[0] != layer.in_channels:
+        before.refuse(
+            layer, f"takes {layer.in_channels} channels, but is given {before.shape} per sample"
+        )
+    if layer.padding_mode != "zeros":
+        before.refuse(layer, f"has padding_mode {layer.padding_mode!r}; only 'zeros' is compiled")
+    (channels, height, width), outputs = before.shape, layer.out_channels
+    (tall, wide), (apart_y, apart_x) = layer.kernel_size, layer.dilation
+    (stride_y, stride_x), groups = layer.stride, layer.groups
+    reach_y, reach_x = apart_y * (tall - 1), apart_x * (wide - 1)
+    if layer.padding == "same":  # an odd margin is larger behind the image than before it
+        top, left, all_y, all_x = reach_y // 2, reach_x // 2, reach_y, reach_x
+    else:
+        top, left = (0, 0) if isinstance(layer.padding, str) else layer.padding
+        all_y, all_x = 2 * top, 2 * left
+    free_y, free_x = height + all_y - reach_y, width + all_x - reach_x
+    if min(free_y, free_x) < 1:
+        before.refuse(layer, f"has kernels larger than its images of {height} × {width}")
+    shape = (outputs, (free_y - 1) // stride_y + 1, (free_x - 1) // stride_x + 1)
+    kernels = (outputs, channels // groups, tall, wide)
+    place = before.weights(layer, with_bias(layer, kernels))
+    even = (all_y, all_x) == (2 * top, 2 * left) and top < tall and left < wide
+    if even and (*layer.stride, *layer.dilation, groups) == (1, 1, 1, 1, 1):
+        sizes = (channels, height, width, outputs, tall, wide, top, left)
+        return [_by_shifts(shape, place, sizes)]
+    sizes = (
+        channels, height, width, outputs, groups, tall, wide, top, left, stride_y, stride_x,
+        apart_y, apart_x, *shape[1:],
+    )  # fmt: skip
+    rows = channels // groups * tall * wide
+    functions = patches.patch_convolution, patches.patch_convolution_backward
+    scratch, starts = rows * shape[1] * shape[2], max(rows, outputs)
+    return [Row(*functions, shape, *place, sizes, scratch=scratch, starts=starts)]
+
+
+def _by_shifts(shape: tuple[int, ...], place: tuple[int, int], sizes: tuple[int, ...]) -> Row:
+    channels, height, width, outputs, tall, wide, top, left = sizes
+    padded = (height + 2 * top) * (width + 2 * left)
+    padded_back = (height + tall - 1) * (width + wide - 1)  # dy with its margin, see ``images``
+    forward = outputs * (padded + LANES)
+    backward = channels * outputs * tall * wide + (outputs + channels) * (padded_back + LANES)
+    return Row(
+        images.convolution,
+        images.convolution_backward,
+        shape,
+        *place,
+        sizes,
+        kept=channels * padded + LANES,
+        scratch=max(forward, backward),
+        starts=max(channels, outputs) * tall * wide,
+    )
+
+
+def max_pool2d(layer: nn.MaxPool2d, before: Before) -> list[Row]:
+    """Any windows and padding."""
+    if _pair(layer.dilation) != (1, 1) or layer.ceil_mode or layer.return_indices:
+        before.refuse(layer, "has dilation, ceil_mode or return_indices, which are not compiled")
+    window = (layer.kernel_size, layer.stride, layer.padding)
+    return _pool(layer, before, (pooling.max_pool, pooling.max_pool_backward), window)
+
+
+def avg_pool2d(layer: nn.AvgPool2d, before: Before) -> list[Row]:
+    """Any windows; padding where it counts as zeros."""
+    margin = _pair(layer.padding) != (0, 0) and not layer.count_include_pad
+    if layer.ceil_mode or layer.divisor_override or margin:
+        before.refuse(
+            layer, "has ceil_mode, divisor_override or count_include_pad=False, not compiled"
+        )
+    window = (layer.kernel_size, layer.stride, layer.padding)
+    return _pool(layer, before, (pooling.mean_pool, pooling.mean_pool_backward), window)
+
+
+def adaptive_avg_pool2d(layer: nn.AdaptiveAvgPool2d, before: Before) -> list[Row]:
+    """Where all windows have one size, as for an output of 1 × 1."""
+    wanted = layer.output_size
+    down, across = (wanted, wanted) if not isinstance(wanted, tuple) else wanted
+    height, width = before.shape[-2:] if len(before.shape) == 3 else (1, 1)
+    down, across = down or height, across or width
+    if height % down or width % across:
+        before.refuse(layer, f"has windows of unlike sizes on images of {height} × {width}")
+    window = (height // down, width // across)
+    functions = (pooling.mean_pool, pooling.mean_pool_backward)
+    return _pool(layer, before, functions, (window, window, 0))
+
+
+def _pool(
+    layer: nn.Module, before: Before, functions: tuple[Any, Any], window: tuple[Any, Any, Any]
+) -> list[Row]:
+    """Pooling by windows of a size, a stride and a padding."""
+    if len(before.shape) != 3:
+        before.refuse(layer, f"takes images, but is given {before.shape} per sample")
+    channels, height, width = before.shape
+    (tall, wide), (stride_y, stride_x), (pad_y, pad_x) = map(_pair, window)
+    down, across = (
+        (height + 2 * pad_y - tall) // stride_y + 1,
+        (width + 2 * pad_x - wide) // stride_x + 1,
+    )
+    if min(down, across) < 1:
+        before.refuse(layer, f"has windows larger than its images of {height} × {width}")
+    shape = (channels, down, across)
+    sizes = (height, width, tall, wide, stride_y, stride_x, pad_y, pad_x, down, across)
+    kept = math.prod(shape) if functions[0] is pooling.max_pool else 0
+    return [Row(*functions, shape, sizes=sizes, kept=kept)]
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
