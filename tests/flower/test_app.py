@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from dpfedls import InputError
 from dpfedls.commands.deploy import app
-from dpfedls.flower.app import FILES, write_app
+from dpfedls.flower.app import FILES, find_app, read_app_recipe, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
 from dpfedls.runs import recipe as recipes
+from dpfedls.runs.verify import read_statement
 
 
 def init(*arguments):
@@ -132,3 +133,81 @@ def test_ctrl_c_stops_everything_and_nothing_is_left_at_home(tmp_path):
     assert not running(mark)
     assert not list(home.iterdir())
     assert not list(temporary.iterdir())
+
+
+def test_a_recipe_inside_an_app_is_refused_and_the_app_named(tmp_path):
+    """Alone it would train the recipe's own data, and leave the person's loader out in silence."""
+    assert init(tmp_path / "f", "--recipe", "synthetic").exit_code == 0
+    inside = tmp_path / "f" / "federation" / "recipe.toml"
+    done = CliRunner().invoke(app, ["local", str(inside), "--out", str(tmp_path / "r")])
+    assert isinstance(done.exception, InputError)
+    assert f"dpfedls deploy local {tmp_path / 'f'}" in str(done.exception)
+    assert not (tmp_path / "r").exists()
+    assert find_app(str(tmp_path / "f")) == tmp_path / "f"
+    assert "dpfedls deploy local f --nodes" in (tmp_path / "f" / "README.md").read_text()
+
+
+def test_what_is_no_app_and_what_an_app_does_not_take_is_said(tmp_path):
+    with pytest.raises(InputError, match="without a Flower app"):
+        find_app(str(tmp_path))
+    assert init(tmp_path / "f", "--recipe", "synthetic").exit_code == 0
+    done = CliRunner().invoke(app, ["local", str(tmp_path / "f"), "--set", "plan.rounds=2"])
+    assert "edit its recipe.toml" in str(done.exception)
+    (tmp_path / "f" / "federation" / "recipe.toml").unlink()
+    with pytest.raises(InputError, match="keep recipe"):
+        read_app_recipe(tmp_path / "f")
+
+
+def test_fixed_size_cohorts_need_a_word(tmp_path):
+    fixed = ["--recipe", "synthetic", "--set", 'plan.sampler={kind="fixed", cohort=7}']
+    done = init(tmp_path / "f", *fixed)
+    assert isinstance(done.exception, InputError)
+    assert "reveal_cohorts" in str(done.exception)
+    assert init(tmp_path / "f", *fixed, "--reveal-cohorts").exit_code == 0
+    assert read_app_recipe(tmp_path / "f").nodes.reveal_cohorts
+
+
+MARKED = """
+
+from torch.utils.data import Dataset  # a person may be a Dataset too
+
+
+class Own(Dataset):
+    def __init__(self, pair):
+        self.pair = pair
+
+    def __len__(self):
+        return len(self.pair[1])
+
+    def __getitem__(self, i):
+        open({marker!r}, "a").close()
+        return self.pair[0][i], self.pair[1][i]
+
+
+def own_people(context):
+    return {{j: Own(pair) for j, pair in people(context).items()}}
+
+
+app = client_app(recipe, model=lambda: task().model, people=own_people)
+"""
+
+
+def test_deploy_local_runs_the_very_app_with_its_own_loader(tmp_path):
+    """On a real SuperLink with two SuperNodes; each round shows in what Flower streams."""
+    settings = ["--set", "plan.num_clients=40", "--set", "plan.rounds=1"]
+    settings += ["--set", "plan.sampler.rate=1.0", "--set", "calibrate.epsilon=20"]
+    assert init(tmp_path / "f", "--recipe", "synthetic", *settings).exit_code == 0
+    marker = tmp_path / "my loader was used"
+    with (tmp_path / "f" / "federation" / "client.py").open("a") as file:
+        file.write(MARKED.format(marker=str(marker)))
+    command = ["local", str(tmp_path / "f"), "--nodes", "2", "--out", str(tmp_path / "r")]
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    assert marker.exists()
+    found = json.loads(done.stdout)
+    assert found["rounds"] == 1
+    assert found["mode"] == "deployed"
+    assert found["seconds_per_round"] is None  # time follows the size of the cohort, a secret
+    assert "seconds" not in (tmp_path / "r" / "rounds.jsonl").read_text()
+    observers = read_statement(tmp_path / "r")["observers"]
+    assert [row["observer"] for row in observers][2] == "all other nodes together"

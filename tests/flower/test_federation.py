@@ -88,11 +88,11 @@ from dpfedls.runs.folder import RunFolder
 
 record = RunFolder.record
 
-def die_when_paid(self, state, *score):
+def die_when_paid(self, line, state):
     if state.round == 2 and not os.path.exists({marker!r}):
         open({marker!r}, "w").close()
         os.kill(os.getpid(), signal.SIGKILL)  # paid, and not yet released
-    return record(self, state, *score)
+    return record(self, line, state)
 
 RunFolder.record = die_when_paid
 """

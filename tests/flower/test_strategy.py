@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import logging
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +18,13 @@ import dpfedls
 from dpfedls import BudgetExhausted, InputError
 from dpfedls.flower import DPFedLS, client_app
 from dpfedls.privacy.ledger import read_ledger
+from dpfedls.privacy.wording import text
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import folder as folders
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE, Checkpoint
-from dpfedls.runs.verify import verify
+from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
 SMALL = ["plan.num_clients=60", "plan.rounds=6", "plan.noise_multiplier=1.0"]
@@ -57,6 +61,16 @@ def deploy(recipe, folder, nodes=3, **options):
     return strategy, grid
 
 
+def watched(strategy, watcher):
+    """Also tell ``watcher`` of each released round."""
+    strategy.run.watch = [*strategy.run.watch, watcher]
+
+
+def close(strategy):
+    """Give the folder of a run that is not gone through free."""
+    strategy.run.folder.ledger.close()
+
+
 def weights(folder):
     return load_file(folder / "model.safetensors")
 
@@ -67,7 +81,7 @@ def test_with_the_same_streams_simulation_and_deployment_agree_exactly(tmp_path,
     sampling = 'plan.sampler={kind="fixed", cohort=7}' if sampler == "fixed" else "seed=3"
     recipe = small(sampling)
     runs.start(recipe, tmp_path / "simulated")
-    strategy, _ = deploy(recipe, tmp_path / "deployed", nodes=1)
+    strategy, _ = deploy(recipe, tmp_path / "deployed", nodes=1, reveal_cohorts=True)
     for name, tensor in weights(tmp_path / "simulated").items():
         assert np.array_equal(tensor, weights(tmp_path / "deployed")[name])
     simulated, deployed = (folders.read_rounds(tmp_path / n) for n in ("simulated", "deployed"))
@@ -125,10 +139,12 @@ def test_the_noise_really_added_is_the_plans(tmp_path):
         steps.append(strategy.run.state.params - before)
         before = strategy.run.state.params.clone()
 
-    strategy.watch = note
+    watched(strategy, note)
     strategy.start(grid, timeout=0)
     draws = torch.cat(steps).numpy()
-    expected = recipe.resolved().plan.noise_stddev / recipe.plan.expected_cohort
+    expected = (
+        recipe.resolved().plan.noise_stddev(recipe.plan.clip_norm) / recipe.plan.expected_cohort
+    )
     # Unseeded: the right scale fails one time in a million; 2/3 and 3/2 of it must fail.
     assert stats.kstest(draws / expected, "norm").pvalue > 1e-6
     for wrong in (2 / 3, 3 / 2):
@@ -164,7 +180,10 @@ def test_the_cohort_comes_from_the_registered_population_not_from_who_is_connect
     """With two of three nodes away, the third is asked no more often, and the noise is the same."""
     recipe = small("plan.rounds=50", "evaluate_every=50", 'plan.sampler={kind="fixed", cohort=6}')
     strategy = strategy_of(
-        recipe, tmp_path / "r", people={100 + i: range(i, 60, 3) for i in range(3)}
+        recipe,
+        tmp_path / "r",
+        people={100 + i: range(i, 60, 3) for i in range(3)},
+        reveal_cohorts=True,
     )
     grid = FakeGrid(app_of(recipe), 3)
     grid.away = {101, 102}
@@ -181,7 +200,7 @@ def test_a_node_that_joins_later_is_asked_then(tmp_path):
     strategy = strategy_of(recipe, tmp_path / "r")
     grid = FakeGrid(app_of(recipe), 3)
     grid.away = {102}
-    strategy.watch = lambda line: grid.away.clear() if line.round == 3 else None
+    watched(strategy, lambda line: grid.away.clear() if line.round == 3 else None)
     strategy.start(grid, timeout=0)
     asked = [(m.metadata.message_type, m.metadata.dst_node_id) for m in grid.sent]
     assert asked.count(("query", 102)) == asked.count(("query", 100)) == 1
@@ -209,7 +228,7 @@ def test_an_exhausted_budget_ends_the_run_cleanly(tmp_path):
     budget = small("plan.sampler.rate=1.0").plan.epsilon(rounds=3)
     strategy, grid = deploy(small(f"budget={budget}", "plan.sampler.rate=1.0"), tmp_path / "r")
     assert len([m for m in grid.sent if m.metadata.message_type == "train"]) == 3 * 3
-    assert isinstance(strategy.exhausted, BudgetExhausted)
+    assert isinstance(strategy.outcome.exhausted, BudgetExhausted)
     assert strategy.outcome.summary()["rounds"] == 3
     assert verify(tmp_path / "r")["valid"]
 
@@ -235,9 +254,9 @@ def test_a_crash_anywhere_resumes_after_the_last_released_round(tmp_path, mode, 
         if line.round == 3 and where == "asking":
             grid.push_messages = crash
         if line.round == 3 and where == "paid":
-            strategy.run.record = crash
+            strategy.run.folder.record = crash
 
-    strategy.watch = arm
+    watched(strategy, arm)
     with pytest.raises(Crash):
         strategy.start(grid, timeout=0)
     released = Checkpoint.load(folder).round
@@ -252,7 +271,7 @@ def test_a_crash_anywhere_resumes_after_the_last_released_round(tmp_path, mode, 
     # With fresh noise a lost round is paid again, so the plan's budget ends one round earlier.
     ends_early = lost and mode == "deployed"
     assert again.outcome.summary()["rounds"] == (5 if ends_early else 6)
-    assert (again.exhausted is not None) == ends_early
+    assert (again.outcome.exhausted is not None) == ends_early
     assert verify(folder)["valid"], verify(folder)["problems"]
     if mode == "simulation":
         runs.start(recipe, tmp_path / "whole")
@@ -278,7 +297,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path):
     first = strategy_of(small(), tmp_path / "r")
     with pytest.raises(InputError, match="in use by another process"):
         strategy_of(small(), tmp_path / "r")
-    first.run.close()
+    close(first)
 
 
 def test_client_metrics_leave_only_when_asked_for_in_as_many_words(tmp_path, caplog):
@@ -357,4 +376,106 @@ def test_flower_settings_that_would_contradict_the_recipe_are_refused(tmp_path):
     strategy = strategy_of(small(), tmp_path / "r")
     with pytest.raises(InputError, match="takes no num_rounds"):
         strategy.start(FakeGrid(app_of(small()), 1), num_rounds=3)
-    strategy.run.close()
+    close(strategy)
+
+
+@pytest.mark.parametrize("nodes", [1, 60])
+def test_adaptive_clipping_deployed_is_what_it_is_simulated(tmp_path, nodes):
+    """Norm and indicator travel with the question: the same norms, round by round, and models."""
+    recipe = small('plan.clip_norm={kind="adaptive", start=3.0, quantile=0.5}')
+    runs.start(recipe, tmp_path / "simulated")
+    deploy(recipe, tmp_path / "deployed", nodes=nodes)
+    simulated, deployed = (folders.read_rounds(tmp_path / n) for n in ("simulated", "deployed"))
+    norms = [line.clip_norm for line in simulated]
+    assert len(set(norms)) == 6
+    np.testing.assert_allclose([line.clip_norm for line in deployed], norms, rtol=1e-12)
+    for name, tensor in weights(tmp_path / "simulated").items():
+        np.testing.assert_allclose(weights(tmp_path / "deployed")[name], tensor, atol=1e-6)
+        if nodes == 1:
+            assert np.array_equal(tensor, weights(tmp_path / "deployed")[name])
+
+
+def test_any_callable_denoises_and_own_loss_and_metrics_are_used(tmp_path):
+    recipe = small("plan.rounds=2")
+    error = lambda outputs, targets: float((outputs.argmax(1) != targets).float().mean())  # noqa: E731
+    strategy, _ = deploy(
+        recipe,
+        tmp_path / "r",
+        denoiser=lambda release: 0 * release.value,
+        metrics={"error": error},
+    )
+    found = strategy.outcome.summary()["metrics"]
+    assert set(found) == {"error", "loss"}
+    start = task_of(recipe).model.state_dict()
+    for name, tensor in weights(tmp_path / "r").items():
+        assert np.array_equal(tensor, start[name])
+
+
+def test_each_round_shows_where_nobody_set_up_logging(tmp_path):
+    """As in Flower's ServerApp process, whose output ``flwr run --stream`` shows."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_strategy import deploy, small
+deploy(small("plan.rounds=2"), Path({str(tmp_path / "r")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for t in (1, 2):
+        line = next(text for text in done.stderr.splitlines() if f"round {t}: accuracy" in text)
+        assert "ε" in line
+
+
+FIXED = 'plan.sampler={kind="fixed", cohort=6}'
+
+
+def test_fixed_size_cohorts_are_refused_unless_asked_for_in_as_many_words(tmp_path):
+    with pytest.raises(InputError, match="reveal_cohorts"):
+        strategy_of(small(FIXED), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    deploy(small(FIXED), tmp_path / "r", reveal_cohorts=True)
+    stated = read_statement(tmp_path / "r")
+    releases, one, coalition, server = (row["epsilon"] for row in stated["observers"])
+    assert stated["epsilon"] == releases < one < coalition
+    assert server is None  # JSON has no infinity
+    assert verify(tmp_path / "r")["valid"]
+    assert not any("who takes part stays secret" in line for line in stated["assumed"])
+    with pytest.raises(InputError, match="another recipe"):  # a promise is not edited
+        deploy(small(FIXED, "nodes.reveal_cohorts=true", "nodes.most_samples=9"), tmp_path / "r")
+
+
+def test_a_poisson_run_promises_nodes_what_it_promises_everybody(tmp_path):
+    deploy(small(), tmp_path / "r")
+    stated = read_statement(tmp_path / "r")
+    assert len({row["epsilon"] for row in stated["observers"][:3]}) == 1
+    assert any("clips each of them" in line for line in stated["assumed"])
+    assert not any(line.startswith("every update has") for line in stated["enforced"])
+    assert stated["mechanism"]["most_samples"] == 10_000
+
+
+def test_metrics_without_noise_mark_the_run(tmp_path):
+    recipe = small("plan.rounds=2")
+    app = app_of(recipe, unprotected_client_metrics=True)
+    strategy = strategy_of(recipe, tmp_path / "r", unprotected_client_metrics=True)
+    strategy.start(FakeGrid(app, 3), timeout=0)
+    stated = read_statement(tmp_path / "r")
+    assert "accuracy and loss" in stated["left_without_noise"]
+    assert "WITHOUT NOISE" in stated["not_covered"][0]
+    assert "**Left WITHOUT NOISE" in text(stated)
+    assert verify(tmp_path / "r")["left_without_noise"] == stated["left_without_noise"]
+    with pytest.raises(InputError, match="another recipe"):  # nor is the mark taken off later
+        strategy_of(recipe, tmp_path / "r")
+    deploy(recipe, tmp_path / "s")
+    assert read_statement(tmp_path / "s")["left_without_noise"] is None
+
+
+def test_deployed_rounds_say_nothing_about_time(tmp_path):
+    strategy, _ = deploy(small("mode=deployed"), tmp_path / "r")
+    assert strategy.outcome.summary()["seconds_per_round"] is None
+    assert "seconds" not in (tmp_path / "r" / "rounds.jsonl").read_text()
+
+
+def test_a_run_on_nodes_is_not_resumed_on_one_machine(tmp_path):
+    deploy(small(), tmp_path / "r")
+    with pytest.raises(InputError, match="run on nodes"):
+        runs.resume(tmp_path / "r")

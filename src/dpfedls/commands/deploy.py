@@ -10,13 +10,23 @@ import typer
 
 from dpfedls.commands.output import Json, answer
 from dpfedls.commands.training import finish, new_folder
+from dpfedls.errors import InputError
 
 app = typer.Typer(
     help="Run a recipe on real machines with Flower: SuperLink and SuperNodes.",
     no_args_is_help=True,
 )
 
-Recipe = Annotated[str, typer.Argument(help="A recipe's name, or a path that ends in .toml.")]
+Source = Annotated[
+    str, typer.Argument(help="An app's folder, a recipe's name, or a path that ends in .toml.")
+]
+Reveal = Annotated[
+    bool,
+    typer.Option(
+        "--reveal-cohorts",
+        help="Allow fixed-size cohorts, which nodes can work out; their ε is stated.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a key: --set plan.rounds=10. May be repeated."),
@@ -28,14 +38,17 @@ def init(
     folder: Annotated[Path, typer.Argument(help="The folder to write; must be new or empty.")],
     recipe: Annotated[str, typer.Option(help="The recipe that the app runs.")] = "demo",
     set_: Settings = None,
+    reveal_cohorts: Reveal = False,
     json: Json = False,
 ) -> None:
     """Write a complete Flower app for a recipe: change its data loader and it is yours."""
     from dpfedls.flower.app import FILES, deployed, write_app
+    from dpfedls.flower.promise import on_nodes
     from dpfedls.runs import recipe as recipes
 
     settings = list(set_ or [])
     chosen = deployed(recipes.read(recipe, settings), settings)
+    chosen = on_nodes(chosen, reveal_cohorts=reveal_cohorts)
     config = {"run-folder": "runs/federation", "wait-for-nodes": 4, "round-timeout": 600.0}
     write_app(folder, chosen, config)
     values = {"app": str(folder), "files": [str(folder / name) for name in FILES]}
@@ -44,29 +57,44 @@ def init(
 
 @app.command()
 def local(
-    recipe: Recipe = "demo",
+    source: Source = "demo",
     nodes: Annotated[int, typer.Option(help="How many SuperNodes to start.")] = 4,
     set_: Settings = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The run folder; that of an interrupted run is gone on with."),
     ] = None,
+    reveal_cohorts: Reveal = False,
     json: Json = False,
 ) -> None:
-    """Run a recipe on a SuperLink and SuperNodes on this machine, over TLS, with node keys."""
-    from dpfedls.flower.app import deployed
-    from dpfedls.flower.local import FederationFailed, deploy_local
+    """Run an app or a recipe on a SuperLink and SuperNodes here, over TLS, with node keys."""
+    from dpfedls.flower.app import deployed, find_app, read_app_recipe
+    from dpfedls.flower.local import FederationFailed, deploy_app, deploy_local
+    from dpfedls.flower.promise import on_nodes
     from dpfedls.runs import recipe as recipes
     from dpfedls.runs.watch import Progress
 
     settings = list(set_ or [])
-    chosen = deployed(recipes.read(recipe, settings), settings)
-    name = f"{Path(recipe).stem}-{recipes.fingerprint(chosen)}-deployed"
+    own = find_app(source)
+    if own is None:
+        chosen = deployed(recipes.read(source, settings), settings)
+        chosen = on_nodes(chosen, reveal_cohorts=reveal_cohorts)
+    elif settings or reveal_cohorts:
+        raise InputError(
+            f"{own} is an app that runs its own recipe.toml, so --set and --reveal-cohorts would "
+            "change nothing in it; edit its recipe.toml instead"
+        )
+    else:
+        chosen = read_app_recipe(own).resolved()
+    name = f"{Path(source).resolve().stem}-{recipes.fingerprint(chosen)}-deployed"
     folder = out or new_folder(None, name)
     try:
         shown = Progress(chosen.plan.rounds)
         try:
-            result = deploy_local(chosen, folder, nodes, shown)
+            if own is None:
+                result = deploy_local(chosen, folder, nodes, shown)
+            else:
+                result = deploy_app(own, folder, nodes, shown)
         finally:
             shown.close()
     except (FederationFailed, KeyboardInterrupt) as stopped:

@@ -232,6 +232,8 @@ def _checklist(values: dict[str, Any]) -> str:
         f"{verdict}: ε = {shown(values['spent_epsilon'])} at δ = {shown(values['delta'])} was "
         f"spent for each person ({values['relation'].replace('-', ' ')}), {values['mode']}"
     ]
+    if values["left_without_noise"]:
+        lines.append(f"! outside every ε, left WITHOUT NOISE: {values['left_without_noise']}")
     for check in values["checks"]:
         detail = f": {check['detail']}" if check["detail"] else ""
         lines.append(f"{'✓' if check['ok'] else '✗'} {check['check']}{detail}")

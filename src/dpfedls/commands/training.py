@@ -14,6 +14,7 @@ from dpfedls.commands.output import Json, answer, pairs
 from dpfedls.errors import InputError, Stopped
 
 if TYPE_CHECKING:
+    from dpfedls.flower.local import Outcome
     from dpfedls.runs.recipe import Recipe
     from dpfedls.runs.record import Result, Watch
 
@@ -200,7 +201,7 @@ def watching(recipe: Recipe, folder: Path) -> list[Watch]:
     return [*watchers(recipe, folder), Progress(recipe.plan.rounds)]
 
 
-def finish(result: Result, json: bool) -> None:
+def finish(result: Result | Outcome, json: bool) -> None:
     """Answer with a run's summary; a budget that ended it early is an exit code of its own."""
     values = result.summary()
     answer(values, json, pairs(values, _SUMMARY))

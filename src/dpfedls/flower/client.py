@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
+from torch import nn
 
-from dpfedls.clipping import Bound
-from dpfedls.engine import Engine, choose
+from dpfedls.clipping import Bound, clipped_sum
+from dpfedls.engine.engine import first_line
 from dpfedls.errors import InputError
+from dpfedls.flower.person import checked, contribution
 from dpfedls.flower.replies import make_census, make_reply, unpack
-from dpfedls.local_sgd import LocalUpdate, Loss, cross_entropy
+from dpfedls.local_sgd import Loss, cross_entropy
 from dpfedls.metrics import accuracy, evaluate
-from dpfedls.parameters import Layout, Updates, Vector
-from dpfedls.people.checks import check_model, check_samples
-from dpfedls.people.clients import ClientData
+from dpfedls.parameters import Layout, Vector
+from dpfedls.people.checks import check_model
+from dpfedls.people.samples import Samples
+from dpfedls.privacy.clipping import FixedClipping
+from dpfedls.privacy.observers import Nodes
 from dpfedls.runs.recipe import Recipe
 from dpfedls.sampling import Indices
 
 log = logging.getLogger("dpfedls")
-Samples: TypeAlias = tuple[Tensor, Tensor]
-LoadPeople: TypeAlias = Callable[[Context], Mapping[int, Samples]]
-"""``people(context)`` gives this node's people: number in the population → samples."""
+LoadPeople: TypeAlias = Callable[[Context], Mapping[int, Any]]
+"""``people(context)`` gives this node's people: number in the population → (features, targets), or
+a torch Dataset of such items. A mapping may load a person when asked for, and only then."""
 
 
 def client_app(
@@ -45,11 +47,13 @@ def client_app(
 ) -> ClientApp:
     """A Flower ClientApp for the nodes of a federation that runs the recipe.
 
-    A node may hold one person's data or many people's: those sampled are trained as one block,
-    each clipped, and only their sum leaves. ``unprotected_client_metrics=True`` also lets
-    accuracy and loss on its people's data leave, without noise and outside every guarantee.
+    A node may hold one person's data or many people's: those sampled are trained one by one,
+    each clipped, and only their sum leaves. ``unprotected_client_metrics=True``, or the recipe's
+    ``nodes`` saying so, also lets accuracy and loss on its people's data leave, without noise and
+    outside every guarantee.
     """
     app = ClientApp()
+    said = recipe.nodes or Nodes()
 
     def node(context: Context) -> Node:
         made = model if isinstance(model, nn.Module) else model()
@@ -66,10 +70,10 @@ def client_app(
         with _silent_failure("train"):
             return Message(node(context).train(message.content), reply_to=message)
 
-    if unprotected_client_metrics:
+    if unprotected_client_metrics or said.unprotected_client_metrics:
 
         @app.evaluate()
-        def judge(message: Message, context: Context) -> Message:
+        def report(message: Message, context: Context) -> Message:
             with _silent_failure("evaluate"):
                 return Message(node(context).evaluate(message.content), reply_to=message)
 
@@ -78,88 +82,78 @@ def client_app(
 
 @dataclass(frozen=True)
 class Node:
-    """One node's people and how they train: the simulation's own code on a part of its data."""
+    """One node's people and how they train: the simulation's own code, person by person.
+
+    Guarantees: nothing about one person changes another's contribution.
+    """
 
     recipe: Recipe
     model: nn.Module
     layout: Layout
-    data: ClientData  # of the whole population, everybody elsewhere with no samples
-    here: frozenset[int]
+    people: Mapping[int, Any]
     loss: Loss
 
     @classmethod
-    def of(
-        cls, recipe: Recipe, model: nn.Module, people: Mapping[int, Samples], loss: Loss
-    ) -> Node:
+    def of(cls, recipe: Recipe, model: nn.Module, people: Mapping[int, Any], loss: Loss) -> Node:
         """The node that holds these people."""
         check_model(model)
-        device = torch.device(recipe.device)
-        model = copy.deepcopy(model).to(device)
-        data = _scattered(people, recipe.plan.num_clients).to(device)
-        return cls(recipe, model, Layout.of(model), data, frozenset(people), loss)
+        _check_numbers(people, recipe.plan.num_clients)
+        model = copy.deepcopy(model).to(torch.device(recipe.device))
+        return cls(recipe, model, Layout.of(model), people, loss)
 
     def train(self, asked: RecordDict) -> RecordDict:
         """The sum of the clipped updates of the people asked for."""
         round_, key, people, bound = _read_ask(asked)
+        _check_bound(bound, self.recipe)
         params = self._params(asked)
-        fit = [j for j in people if j in self.here and self._is_fit(j)]
-        if people and not fit:  # no different from a sum of zero, but somebody hears of it
+        total = clipped_sum(params.new_empty(0, len(params)), bound)
+        trained = 0
+        for person in dict.fromkeys(people):  # nobody counts twice
+            try:
+                total += self._contribution(person, params, round_, key, bound)
+            except (Exception, SystemExit) as error:  # a loader is a person's code too
+                log.warning("person %d counts as zero: %s", person, first_line(error))
+            else:
+                trained += 1
+        if people and not trained:  # no different from a sum of zero, but somebody hears of it
             raise InputError("nobody asked for can be trained here; the lines above say why")
-        people = np.array(fit, dtype=np.int64)
-        total = self._engine.clipped_total(params, people, round_, key, bound)
         # One person's update is float32 and travels as such; a sum keeps its precision, so that
         # rounding cannot make one person count for more than the clip norm.
-        return make_reply(total.float() if len(people) == 1 else total, self.layout, round_)
+        dtype = torch.float32 if len(people) == 1 else torch.float64
+        return make_reply(total, self.layout, round_, dtype)
+
+    def _contribution(
+        self, person: int, params: Vector, round_: int, key: int, bound: Bound
+    ) -> Vector:
+        """Of one person alone; nothing is asked of the others' data, not even its shape."""
+        samples = self._samples(person)
+        public = (params, round_, key, bound)
+        return contribution(self.recipe, self.model, self.loss, samples, person, *public)
 
     def evaluate(self, asked: RecordDict) -> RecordDict:
         """Accuracy and loss over all samples here: un-noised, for those who asked for that."""
         self.layout.write(self._params(asked), self.model)
-        samples = (self.data.features, self.data.targets)
         metrics = {"accuracy": accuracy} if self.loss is cross_entropy else {}
-        found = evaluate(self.model, samples, self.loss, metrics)
-        return RecordDict({"metrics": MetricRecord({**found, "samples": len(samples[1])})})
+        sums, count = dict.fromkeys(["loss", *metrics], 0.0), 0
+        for person in self.people:
+            try:
+                samples = self._samples(person)
+                found = evaluate(self.model, samples, self.loss, metrics)
+            except (Exception, SystemExit) as error:
+                log.warning("person %d is not evaluated: %s", person, first_line(error))
+                continue
+            count += len(samples[1])
+            sums = {name: sums[name] + found[name] * len(samples[1]) for name in sums}
+        means = {name: value / max(count, 1) for name, value in sums.items()}
+        return RecordDict({"metrics": MetricRecord({**means, "samples": count})})
+
+    def _samples(self, person: int) -> Samples:
+        most = (self.recipe.nodes or Nodes()).most_samples
+        given = self.people[person]
+        return checked(self.recipe, self.model, self.loss, given, person, most)
 
     def _params(self, asked: RecordDict) -> Vector:
         return unpack(asked.get("model"), self.layout).float().to(self.recipe.device)
-
-    @cached_property
-    def _engine(self) -> Engine:
-        """The simulation's own, but whoever's samples cannot be trained on gets zeros, alone."""
-        recipe = self.recipe
-        made = choose(self.model, self.data, recipe.local, self.loss, block_size=recipe.block_size)
-        return replace(made, update=_Forgiving(made.update))
-
-    def _is_fit(self, person: int) -> bool:
-        if self.data.sizes[person] == 0:
-            return True
-        try:
-            check_samples(self.model, self.data.client(person), f"person {person}", self.loss)
-        except Exception as error:
-            log.warning("%s; that person counts as zero", error)
-            return False
-        return True
-
-
-@dataclass(frozen=True)
-class _Forgiving:
-    """One person's data must never decide whether another's counts.
-
-    That would let one move the sum by more than the clip norm.
-    """
-
-    inner: LocalUpdate
-
-    def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
-    ) -> Updates:
-        try:
-            return self.inner(params, clients, round_, key, radius)
-        except Exception:
-            if len(clients) == 1:
-                log.exception("person %d could not be trained and counts as zero", clients[0])
-                return torch.zeros(1, len(params), device=params.device)
-        each = (clients[[i]] for i in range(len(clients)))
-        return torch.cat([self(params, one, round_, key, radius) for one in each])
 
 
 def make_ask(
@@ -181,29 +175,25 @@ def _read_ask(asked: RecordDict) -> tuple[int, int, list[int], Bound]:
     return round_, int(key, 16), [int(j) for j in people], bound
 
 
-def _scattered(people: Mapping[int, Samples], num_clients: int) -> ClientData:
-    """The people here, under the numbers they have in the population."""
+def _check_bound(bound: Bound, recipe: Recipe) -> None:
+    """Refuse to let people count for more than this node's own recipe lets them."""
+    clipping = recipe.plan.clipping
+    most = clipping.norm if isinstance(clipping, FixedClipping) else math.inf
+    if not 0 < bound.norm <= most or bound.indicator != clipping.indicator(bound.norm):
+        raise InputError(
+            f"the server asks for updates of norm {bound.norm:g}, but this node's recipe allows "
+            f"{most:g}, by {type(clipping).__name__}; use the same recipe on both sides"
+        )
+
+
+def _check_numbers(people: Mapping[int, Any], num_clients: int) -> None:
     if not people:
         raise InputError("this node holds nobody; give its people(context) at least one person")
-    numbers = np.array(sorted(people), dtype=np.int64)
-    if numbers[0] < 0 or numbers[-1] >= num_clients:
+    if min(people) < 0 or max(people) >= num_clients:
         raise InputError(
-            f"this node holds people {numbers[0]} to {numbers[-1]}, but the plan counts "
+            f"this node holds people {min(people)} to {max(people)}, but the plan counts "
             f"{num_clients}, numbered from 0; make the two agree"
         )
-    packed = ClientData.from_pairs(_alike([people[int(j)] for j in numbers]))
-    starts, sizes = np.zeros((2, num_clients), dtype=np.int64)
-    starts[numbers], sizes[numbers] = packed.starts, packed.sizes
-    return replace(packed, starts=starts, sizes=sizes)
-
-
-def _alike(pairs: list[Samples]) -> list[Samples]:
-    """The samples of each; none for whoever's are unlike most people's: one model reads all."""
-    kinds = [(x.shape[1:], x.dtype, y.shape[1:], y.dtype, len(x) == len(y)) for x, y in pairs]
-    usual = Counter(kinds).most_common(1)[0][0]
-    example = pairs[kinds.index(usual)]
-    empty = (example[0][:0], example[1][:0])
-    return [pair if kind == usual else empty for pair, kind in zip(pairs, kinds, strict=True)]
 
 
 @contextmanager

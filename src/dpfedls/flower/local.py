@@ -13,20 +13,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import msgspec
 from torch import nn
 
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.flower import require_flower
-from dpfedls.flower.app import write_app
+from dpfedls.flower.app import read_app_recipe, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
 from dpfedls.randomness import SeededStreams, SystemStreams
-from dpfedls.runs.folder import open_folder, read_rounds
+from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.load import load
 from dpfedls.runs.recipe import Recipe
-from dpfedls.runs.record import Result, Watch
+from dpfedls.runs.record import Watch, summary
 from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
@@ -38,31 +41,77 @@ class FederationFailed(RuntimeError):
     """A process of the federation ended, or never came up. Exit code 1."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a federation left in its run folder; the weights go into your own module by ``load``."""
+
+    folder: Path
+    recipe: Recipe
+    exhausted: BudgetExhausted | None  # the budget ended the run early
+
+    def summary(self) -> dict[str, Any]:
+        """What ``dpfedls deploy local`` answers."""
+        rounds, facts = read_rounds(self.folder), read_statement(self.folder)
+        found = summary(self.folder, self.recipe, rounds, facts)
+        return found | {"engine": "chosen by each node"}
+
+    def load(self, model: nn.Module) -> nn.Module:
+        """The trained weights in a copy of your module."""
+        return load(self.folder, model)
+
+
 def deploy_local(
     recipe: Recipe, folder: Path, nodes: int, watch: Watch = lambda _: None, timeout: float = 300
-) -> Result:
-    """Run a recipe, or the rest of its run, on ``nodes`` SuperNodes; leave the run folder."""
+) -> Outcome:
+    """Run a recipe on its own data, or the rest of its run, on ``nodes`` SuperNodes."""
+    # Whatever is wrong with the task is said before anything starts.
+    make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    with workplace() as place:
+        write_app(place / "app", recipe, _settings(folder, nodes, timeout))
+        return _run_app(place / "app", recipe, folder, nodes, watch, timeout, place)
+
+
+def deploy_app(
+    app: Path, folder: Path, nodes: int, watch: Watch = lambda _: None, timeout: float = 300
+) -> Outcome:
+    """Run an app as it stands, with its own recipe, loader and model, or the rest of its run."""
+    with workplace() as place:
+        return _run_app(app, read_app_recipe(app), folder, nodes, watch, timeout, place)
+
+
+def _settings(folder: Path, nodes: int, timeout: float) -> dict[str, str | int | float]:
+    """What every app takes from its [tool.flwr.app.config]."""
+    return {
+        "run-folder": str(folder.resolve()),
+        "wait-for-nodes": nodes,
+        "round-timeout": timeout,
+    }
+
+
+def _run_app(
+    app: Path,
+    recipe: Recipe,
+    folder: Path,
+    nodes: int,
+    watch: Watch,
+    timeout: float,
+    place: Path,
+) -> Outcome:
     require_flower()
     if nodes < 1:
         raise InputError(f"--nodes must be at least 1, got {nodes}; 4 makes a small federation")
-    # Whatever is wrong with the task is said before anything starts.
-    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
     if recipe.mode == "deployed":
         SystemStreams()
-    recipe = open_folder(folder, recipe.resolved())
-    with workplace() as place, Federation(place) as federation:
-        settings = {
-            "run-folder": str(folder.resolve()),
-            "wait-for-nodes": nodes,
-            "round-timeout": timeout,
-        }
-        write_app(place / "app", recipe, settings)
+    is_free(folder)  # a file in its place is said before anything starts
+    with Federation(place) as federation:
         federation.start_superlink()
         for i in range(nodes):
             federation.start_supernode(i, nodes)
-        run = federation.run(place / "app")
+        settings = _settings(folder, nodes, timeout)
+        config = [f"{k}={msgspec.json.encode(v).decode()}" for k, v in settings.items()]
+        run = federation.run(app.resolve(), *config)
         _follow(folder, run, federation, watch)
-        return _outcome(folder, recipe, federation, task.model)
+        return _outcome(folder, federation)
 
 
 def _follow(
@@ -79,8 +128,10 @@ def _follow(
         time.sleep(0.2)
 
 
-def _outcome(folder: Path, recipe: Recipe, federation: Federation, model: nn.Module) -> Result:
-    found = verify(folder)
+def _outcome(folder: Path, federation: Federation) -> Outcome:
+    if is_free(folder):
+        raise FederationFailed(f"the server could not start:\n{federation.last_words('run')}")
+    recipe, found = read_recipe(folder), verify(folder)
     if not found["valid"]:
         raise FederationFailed(
             f"the run ended before it was complete ({found['problems'][0]}); the server said:\n"
@@ -92,8 +143,7 @@ def _outcome(folder: Path, recipe: Recipe, federation: Federation, model: nn.Mod
             f"privacy budget exhausted: ε = {found['spent_epsilon']:.4g} was spent, and "
             f"{len(rounds)} of {recipe.plan.rounds} rounds were released; the last model stands"
         )
-    facts, trained = read_statement(folder), load(folder, model)
-    return Result(trained, recipe, rounds, facts, "chosen by each node", folder, exhausted)
+    return Outcome(folder, recipe, exhausted)
 
 
 @contextlib.contextmanager

@@ -74,15 +74,18 @@ def _header(array: Array, name: str, shape: tuple[int, ...]) -> str:
     return array.dtype
 
 
-def make_reply(vector: Vector, layout: Layout, round_: int) -> RecordDict:
+def make_reply(
+    vector: Vector, layout: Layout, round_: int, dtype: torch.dtype = torch.float64
+) -> RecordDict:
     """What a node answers: the sum of its people's contributions, the round, nothing else.
 
-    Where the clip norm adapts, the vector has one coordinate more (see ``clipping.Bound``).
+    ``dtype`` is that of the update on the wire. Where the clip norm adapts, the vector has one
+    coordinate more (see ``clipping.Bound``).
     """
     about: dict[str, int | float] = {"round": round_}
     if len(vector) > layout.dim:
         about["inside"] = float(vector[layout.dim])
-    update = pack(vector[: layout.dim], layout)
+    update = pack(vector[: layout.dim].to(dtype), layout)
     return RecordDict({"update": update, "about": ConfigRecord(about)})  # pyright: ignore[reportArgumentType]
 
 

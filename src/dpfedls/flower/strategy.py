@@ -29,6 +29,7 @@ from dpfedls.denoising import AnyCallable
 from dpfedls.errors import InputError
 from dpfedls.flower.client import make_ask
 from dpfedls.flower.exchange import Post, message
+from dpfedls.flower.promise import on_nodes
 from dpfedls.flower.replies import Refused, Request, pack, read_update
 from dpfedls.flower.roster import People, Roster
 from dpfedls.local_sgd import Loss, cross_entropy
@@ -58,7 +59,9 @@ class DPFedLS(Strategy):
     Guarantees: who is sampled, the noise, the denominator and whether a round is released depend
     on the plan alone; a missing or refused reply counts as zero; every round is paid for on disk
     before its noise is drawn; metrics from nodes are neither asked for nor accepted unless
-    ``unprotected_client_metrics=True``.
+    ``unprotected_client_metrics=True``, which the statement then says; fixed-size cohorts, which
+    nodes can work out, are refused unless ``reveal_cohorts=True``, and then the statement gives
+    the ε against those who do.
     """
 
     def __init__(
@@ -76,8 +79,15 @@ class DPFedLS(Strategy):
         wait_for_nodes: int = 1,
         streams: RandomStreams | None = None,
         unprotected_client_metrics: bool = False,
+        reveal_cohorts: bool = False,
         watch: Sequence[Watch] = (),
     ) -> None:
+        recipe = on_nodes(
+            recipe,
+            reveal_cohorts=reveal_cohorts,
+            unprotected_client_metrics=unprotected_client_metrics,
+        )
+        assert recipe.nodes is not None
         check_model(model)
         model = copy.deepcopy(model).to(recipe.device)
         if test is not None:
@@ -85,8 +95,7 @@ class DPFedLS(Strategy):
         self.roster = Roster(People(recipe.plan.num_clients, people))
         self.streams = streams or _streams(recipe)
         self.wait_for_nodes = wait_for_nodes
-        self.unprotected_client_metrics = unprotected_client_metrics
-        recipe = recipe.resolved()
+        self.unprotected_client_metrics = recipe.nodes.unprotected_client_metrics
         server = server_for(recipe, Layout.of(model), denoiser or built(recipe.denoiser))
         nobody = ClientData.nobody(recipe.plan.num_clients)  # people's data is on the nodes
         task = Task(nobody, model, test, loss=loss, metrics=metrics or {}, test_from=test_from)
@@ -121,6 +130,7 @@ class DPFedLS(Strategy):
         ):
             if given is not None:
                 raise InputError(f"DPFedLS.start takes no {name}: the recipe and the model say it")
+        _show_log()
         self.summary()
         result = Result(arrays=self._arrays())
 
@@ -253,6 +263,16 @@ class DPFedLS(Strategy):
 
 def _streams(recipe: Recipe) -> RandomStreams:
     return SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
+
+
+def _show_log() -> None:
+    """Flower streams what a ServerApp prints, and nobody else has set up our log there."""
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("dpfedls: %(message)s"))
+        log.addHandler(handler)
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
 
 
 def _say(line: RoundRecord) -> None:

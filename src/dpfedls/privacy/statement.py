@@ -13,6 +13,7 @@ from dpfedls.errors import InputError
 from dpfedls.privacy import wording
 from dpfedls.privacy.accountants import epsilon, gaussian_mu, profile
 from dpfedls.privacy.event import RoundEvent
+from dpfedls.privacy.observers import Nodes, observers
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.wording import LedgerKind
 
@@ -28,22 +29,24 @@ def statement(
     ledger_head: str | None = None,
     most_samples: int | None = None,
     test_from: str | None = None,
-    observers: str = wording.OBSERVERS,
+    nodes: Nodes | None = None,
 ) -> dict[str, Any]:
     """The statement for ``rounds_paid`` rounds of the plan (all of them, where absent), as data.
 
     ``most_samples`` is the most that is trained on of one person, ``test_from`` whose the test
-    samples are, ``observers`` who may see every release; each is said only if it is known.
+    samples are; each is said only if it is known. ``nodes`` says that people's data lay on nodes,
+    and how; without it one machine held everything.
     """
     paid = plan.rounds if rounds_paid is None else rounds_paid
+    most_samples = nodes.most_samples if nodes is not None else most_samples
     return {
         "mode": mode,
         "private": plan.is_private,
         "unit": "one client: all the data of one person, in all rounds",
         "relation": plan.relation,
         "released": "the model after every round, and everything computed from it",
-        "observers": observers,
-        "trust": wording.TRUST[mode],
+        "observers": observers(plan.round_event, paid, plan.target_delta, nodes),
+        "trust": wording.trust(mode, nodes),
         **_cost(plan.round_event, paid, plan.target_delta),
         "mechanism": {
             "sampler": type(plan.sampler).__name__,
@@ -60,9 +63,10 @@ def statement(
             "most_samples": most_samples,
         },
         "test_from": test_from,
-        "enforced": wording.enforced(ledger, most_samples),
-        "assumed": wording.assumed(mode, ledger),
-        "not_covered": wording.not_covered(test_from),
+        "enforced": wording.enforced(ledger, most_samples, nodes),
+        "assumed": wording.assumed(mode, ledger, nodes),
+        "not_covered": wording.not_covered(test_from, nodes),
+        "left_without_noise": wording.left_without_noise(nodes),
         "ledger": ledger,
         "ledger_head": ledger_head,
         "versions": {

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from dpfedls.privacy.observers import Nodes
 
 LedgerKind: TypeAlias = Literal["durable", "memory"]
 
-OBSERVERS = "anybody, for ever, whatever else they know"
-TRUST = {
+_TRUST = {
     "simulation": "one machine holds everyone's data; nobody is protected from it",
-    "deployed": "the server sees clipped updates and is trusted to add noise; everyone else, "
-    "clients included, sees releases only",
+    "deployed": "one machine holds everyone's data and adds the noise; everyone else sees releases "
+    "only",
 }
 
 
-def enforced(ledger: LedgerKind, most_samples: int | None) -> list[str]:
+def trust(mode: str, nodes: Nodes | None) -> str:
+    """Who sees what before noise is added."""
+    if nodes is None:
+        return _TRUST[mode]
+    return (
+        "the server sees each node's clipped sum and is trusted to add noise; a node sees releases "
+        "and which of its own people are asked; everyone else sees releases only"
+    )
+
+
+def enforced(ledger: LedgerKind, most_samples: int | None, nodes: Nodes | None) -> list[str]:
     """What the code sees to itself."""
     paid = {
         "durable": "each round is paid for in the ledger before its noise is drawn",
@@ -23,9 +35,17 @@ def enforced(ledger: LedgerKind, most_samples: int | None) -> list[str]:
         "lives",
     }
     few = [] if most_samples is None else [f"at most {most_samples} samples of a person are used"]
-    return [
+    alone = (
         "every update has ℓ2 norm at most the clip norm, measured in float64; one with NaN or "
-        "infinity counts as zero",
+        "infinity counts as zero"
+    )
+    summed = (
+        "the sum of k people from one node has ℓ2 norm at most k clip norms, measured by the "
+        "server in float64 (so each update's, where a node has one person); one with NaN or "
+        "infinity counts as zero"
+    )
+    return [
+        alone if nodes is None else summed,
         *few,
         "all clients weigh the same, and the denominator is the public expected cohort",
         "noise level, denominator and number of rounds do not depend on anybody's data",
@@ -34,27 +54,55 @@ def enforced(ledger: LedgerKind, most_samples: int | None) -> list[str]:
     ]
 
 
-def assumed(mode: str, ledger: LedgerKind) -> list[str]:
+def assumed(mode: str, ledger: LedgerKind, nodes: Nodes | None) -> list[str]:
     """What must hold beside, and nobody checked."""
     forgetful = "this is the only time it ran: no ledger on disk remembers another"
     one = "one person is one client and appears only once"
     rest = {
         "simulation": ["the deployed run samples, clips and adds noise as this one did"],
         "deployed": [
-            "the server runs this code unaltered, and who takes part stays secret",
-            "samples are well formed: a malformed one stops a run before it starts, for all to see",
+            "the server runs this code unaltered",
             "the operating system's entropy is good",
         ],
     }
-    return [one, *rest[mode], *([forgetful] if ledger == "memory" else [])]
+    machine = {
+        "simulation": [],
+        "deployed": [
+            "who takes part stays secret",
+            "samples are well formed: a malformed one stops a run before it starts, for all to see",
+        ],
+    }
+    where = machine[mode] if nodes is None else _on_nodes(nodes)
+    return [one, *rest[mode], *where, *([forgetful] if ledger == "memory" else [])]
 
 
-def not_covered(test_from: str | None) -> list[str]:
+def _on_nodes(nodes: Nodes) -> list[str]:
+    whole = "a node with several people clips each of them: the server can check their sum only"
+    if nodes.reveal_cohorts:
+        secret = (
+            "who takes part is not secret from the nodes: against them the rows of the table "
+            "hold; from all others it stays secret"
+        )
+    else:
+        secret = "that a person was asked stays between the server and that person's node"
+    return [whole, secret]
+
+
+def left_without_noise(nodes: Nodes | None) -> str | None:
+    """What was let out with no protection at all, if anything was."""
+    if nodes is None or not nodes.unprotected_client_metrics:
+        return None
+    return "accuracy and loss on people's own data, reported by nodes after every round"
+
+
+def not_covered(test_from: str | None, nodes: Nodes | None) -> list[str]:
     """What ε says nothing about."""
     accuracy = "accuracy reported on samples that belong to the people trained on"
     if test_from is not None:
         accuracy += f" (here the test samples are from: {test_from})"
+    bare = left_without_noise(nodes)
     return [
+        *([] if bare is None else [f"what left WITHOUT NOISE: {bare}"]),
         "other models trained on the same people: what they cost adds up (dpfedls privacy total)",
         "hyper-parameters tuned on the same people's data",
         "data used to pre-train or to choose the model",
@@ -75,13 +123,22 @@ def text(values: dict[str, Any]) -> str:
     ]
     if not values["private"]:
         lines += ["**No noise was added: this run is NOT private.**", ""]
+    if values.get("left_without_noise"):
+        lines += [f"**Left WITHOUT NOISE, outside every ε: {values['left_without_noise']}.**", ""]
     lines += [
         f"**ε = {_number(values['epsilon'])} at δ = {values['delta']:.3g}** for each person "
         f"({values['relation'].replace('-', ' ')}), after {how['rounds_paid']} of {how['rounds']} "
         "rounds.",
         "",
+        "| observer | ε | why |",
+        "|---|---|---|",
+        *(
+            f"| {row['observer']} | {_number(row['epsilon'])} | {row['why']} |"
+            for row in values["observers"]
+        ),
+        "",
         f"- **Unit of privacy:** {values['unit']}.",
-        f"- **Released:** {values['released']}; to {values['observers']}.",
+        f"- **Released:** {values['released']}.",
         f"- **Trust:** {values['trust']}.",
         f"- **Mechanism:** {how['sampler']}, {how['expected_cohort']:g} of {how['num_clients']} "
         f"clients expected in each round (rate {how['rate']:g}); each update clipped to "

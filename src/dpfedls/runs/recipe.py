@@ -32,6 +32,7 @@ from dpfedls.errors import (
     unknown,
 )
 from dpfedls.local_sgd import LocalSGD
+from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.explain import explain
 from dpfedls.tasks import own
@@ -71,6 +72,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # whose budget this run shares with others
     mode: Literal["simulation", "deployed"] = "simulation"
+    nodes: Nodes | None = None  # people's data is on a federation's nodes; else on one machine
     seed: int = 0
     device: str = "cpu"
     engine: Literal["auto", "looped", "vmapped", "compiled"] = "auto"

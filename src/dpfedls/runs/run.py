@@ -112,6 +112,7 @@ class Run:
             ledger_head=None if self.folder is None else self.folder.ledger.head,
             most_samples=getattr(self.task.data, "most_samples", None),
             test_from=self.task.test_from or None,
+            nodes=self.recipe.nodes,
         )
         if self.folder is not None:
             self.folder.seal(self.model, self.history, facts)

@@ -132,6 +132,11 @@ def _run(recipe: Recipe, folder: Path, watch: Sequence[Watch], ranks: Workers) -
             'mode = "deployed" draws noise that nobody can draw again, but ranks stay alike by '
             "drawing the same: run it in one process, without torchrun"
         )
+    if recipe.nodes is not None:
+        raise InputError(
+            f"{folder} is for a run on nodes ([nodes] in its recipe), which hold the data; go on "
+            "with flwr run or dpfedls deploy local, or take [nodes] out to simulate it anew"
+        )
     ranks.tell((recipe, folder))
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
     return simulate(recipe, task, built(recipe.denoiser), folder, watch, ranks)

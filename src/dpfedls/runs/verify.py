@@ -15,8 +15,10 @@ import msgspec
 
 from dpfedls.errors import InputError
 from dpfedls.privacy.ledger import Account, read_ledger, spent_epsilon
+from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.statement import statement
+from dpfedls.privacy.wording import left_without_noise
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.jsonable import plain
 from dpfedls.runs.model_file import trained_vector
@@ -32,7 +34,7 @@ class Check(NamedTuple):
 
 def verify(folder: Path) -> dict[str, Any]:
     """Whether the folder's privacy account holds together, what was spent, and each problem."""
-    plan, mode = read_promise(folder)
+    plan, mode, nodes = read_promise(folder)
     ledger = folder / "ledger.sqlite"
     if ledger.is_file():
         account = read_ledger(ledger)
@@ -41,7 +43,7 @@ def verify(folder: Path) -> dict[str, Any]:
         account = Account({}, [], [], [missing])
     checks = [Check("the ledger's hash chain is unbroken", account.problems)]
     if account.problems:
-        return _verdict(plan, mode, math.inf, checks)
+        return _verdict(plan, mode, nodes, math.inf, checks)
     state, damage = _checkpoint(folder, account)
     checks += [
         Check("the ledger was opened for this recipe", _opening_problems(folder, account, plan)),
@@ -57,20 +59,21 @@ def verify(folder: Path) -> dict[str, Any]:
         checks += [
             Check(
                 "the statement is what the ledger gives",
-                _statement_problems(stated, account, plan, mode),
+                _statement_problems(stated, account, plan, mode, nodes),
             ),
             Check("no file was altered since the run was sealed", _file_problems(folder, stated)),
             Check("the model is the checkpoint's", _model_problems(folder, state)),
         ]
-    return _verdict(plan, mode, spent_epsilon(plan, account.entries), checks)
+    return _verdict(plan, mode, nodes, spent_epsilon(plan, account.entries), checks)
 
 
-def read_promise(folder: Path) -> tuple[PrivacyPlan, str]:
-    """The plan and the mode of a run folder, without loading the parts that train."""
+def read_promise(folder: Path) -> tuple[PrivacyPlan, str, Nodes | None]:
+    """Plan, mode and nodes of a run folder, without loading the parts that train."""
     path = folder / "recipe.toml"
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-        return msgspec.convert(values["plan"], PrivacyPlan), str(values["mode"])
+        nodes = msgspec.convert(values.get("nodes"), Nodes | None)
+        return msgspec.convert(values["plan"], PrivacyPlan), str(values["mode"]), nodes
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"{folder} is not a run folder: it has no recipe.toml; give the folder that "
@@ -95,7 +98,9 @@ def read_statement(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def _verdict(plan: PrivacyPlan, mode: str, spent: float, checks: list[Check]) -> dict[str, Any]:
+def _verdict(
+    plan: PrivacyPlan, mode: str, nodes: Nodes | None, spent: float, checks: list[Check]
+) -> dict[str, Any]:
     problems = [problem for check in checks for problem in check.problems]
     return {
         "valid": not problems,
@@ -103,6 +108,7 @@ def _verdict(plan: PrivacyPlan, mode: str, spent: float, checks: list[Check]) ->
         "delta": plan.target_delta,
         "relation": plan.relation,
         "mode": mode,
+        "left_without_noise": left_without_noise(nodes),
         "checks": [
             {"check": check.what, "ok": not check.problems, "detail": "; ".join(check.problems)}
             for check in checks
@@ -163,7 +169,7 @@ def _log_problems(folder: Path, account: Account) -> list[str]:
 
 
 def _statement_problems(
-    stated: dict[str, Any], account: Account, plan: PrivacyPlan, mode: str
+    stated: dict[str, Any], account: Account, plan: PrivacyPlan, mode: str, nodes: Nodes | None
 ) -> list[str]:
     """The statement must be, word for word, the one that these entries give."""
     if stated.get("ledger_head") != account.heads[-1]:
@@ -173,6 +179,7 @@ def _statement_problems(
         mode=mode,
         rounds_paid=len(account.entries),
         ledger_head=account.heads[-1],
+        nodes=nodes,
         **_told(stated),
     )
     return [
@@ -184,7 +191,7 @@ def _statement_problems(
 
 def _told(stated: dict[str, Any]) -> dict[str, Any]:
     """What plan and ledger do not know: taken as stated, for the seal to guard."""
-    told = {key: stated.get(key) for key in ("test_from", "observers")}
+    told = {"test_from": stated.get("test_from")}
     mechanism = stated.get("mechanism")
     if isinstance(mechanism, dict):
         told["most_samples"] = mechanism.get("most_samples")
