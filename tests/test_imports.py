@@ -17,7 +17,7 @@ LAYERS = [
     {"sampling", "parameters", "randomness"},
     {"privacy", "theory"},
     {"gaussian", "clipping"},
-    {"denoising", "server"},
+    {"denoising", "denoisers", "server"},
     {"people", "local_sgd", "metrics", "engine", "simulation", "tasks"},
     {"runs", "flower"},
     {"audit", "paper"},

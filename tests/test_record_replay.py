@@ -28,7 +28,8 @@ from dpfedls.audit.neighbours import (
 )
 from dpfedls.audit.replay import audit_replay, differences
 from dpfedls.parameters import Layout
-from dpfedls.privacy.ledger import MemoryLedger, read_ledger
+from dpfedls.privacy.account import read_ledger
+from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs

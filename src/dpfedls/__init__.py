@@ -6,13 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpfedls.denoisers import JamesStein as JamesStein
+    from dpfedls.denoisers import LaplacianSmoothing as LaplacianSmoothing
+    from dpfedls.denoisers import Momentum as Momentum
+    from dpfedls.denoisers import SoftThreshold as SoftThreshold
+    from dpfedls.denoisers import smooth as smooth
     from dpfedls.denoising import Identity as Identity
-    from dpfedls.denoising import JamesStein as JamesStein
-    from dpfedls.denoising import LaplacianSmoothing as LaplacianSmoothing
-    from dpfedls.denoising import Momentum as Momentum
-    from dpfedls.denoising import SoftThreshold as SoftThreshold
     from dpfedls.denoising import chain as chain
-    from dpfedls.denoising import smooth as smooth
     from dpfedls.errors import BudgetExhausted as BudgetExhausted
     from dpfedls.errors import InputError as InputError
     from dpfedls.gaussian import Release as Release
@@ -39,10 +39,8 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for (PEP 562), so that `import dpfedls` is instant and loads no torch.
 _HOMES = {
-    "denoising": (
-        *("Identity", "JamesStein", "LaplacianSmoothing", "Momentum", "SoftThreshold"),
-        *("chain", "smooth"),
-    ),
+    "denoisers": ("JamesStein", "LaplacianSmoothing", "Momentum", "SoftThreshold", "smooth"),
+    "denoising": ("Identity", "chain"),
     "errors": ("BudgetExhausted", "InputError"),
     "gaussian": ("Release",),
     "local_sgd": ("LocalSGD",),

@@ -23,7 +23,8 @@ from dpfedls.engine import Engine
 from dpfedls.parameters import Layout
 from dpfedls.people import clients as clients_module
 from dpfedls.privacy import epsilon
-from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger, read_ledger
+from dpfedls.privacy.account import read_ledger
+from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs

@@ -13,7 +13,7 @@ from test_strategy import app_of, small, strategy_of
 
 from dpfedls.flower.app import write_app
 from dpfedls.flower.local import Federation
-from dpfedls.privacy.ledger import read_ledger
+from dpfedls.privacy.account import read_ledger
 from dpfedls.runs import folder as folders
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import Checkpoint

@@ -28,7 +28,7 @@ from dpfedls.flower.replies import (
     unpack,
 )
 from dpfedls.parameters import Layout
-from dpfedls.privacy.ledger import read_ledger
+from dpfedls.privacy.account import read_ledger
 from dpfedls.runs.verify import verify
 
 LAYOUT = Layout(("bias", "weight"), ((3,), (3, 2)))

@@ -17,7 +17,7 @@ from scipy import stats
 import dpfedls
 from dpfedls import BudgetExhausted, InputError
 from dpfedls.flower import DPFedLS, client_app
-from dpfedls.privacy.ledger import read_ledger
+from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.wording import text
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import folder as folders

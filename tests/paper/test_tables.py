@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpfedls import FixedSizeSampling, InputError, PoissonSampling
-from dpfedls.denoising import JamesStein, SoftThreshold
+from dpfedls.denoisers import JamesStein, SoftThreshold
 from dpfedls.paper import grids, server_rates, tables
 from dpfedls.paper.cells import Run, resolve
 from dpfedls.paper.grids import Grid

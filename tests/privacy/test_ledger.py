@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from dpfedls import BudgetExhausted, InputError
-from dpfedls.privacy.ledger import Entry, MemoryLedger, SqliteLedger, read_ledger
+from dpfedls.privacy.account import Entry, read_ledger
+from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger
 from federations import plan
 
 
@@ -83,7 +84,7 @@ def test_reading_in_its_own_process_does_not_lose_the_writers_lock(path):
         assert "is in use" in read_ledger(path).problems[0]
         code = """
 import pathlib, sys
-from dpfedls.privacy.ledger import read_ledger
+from dpfedls.privacy.account import read_ledger
 print(read_ledger(pathlib.Path(sys.argv[1])).problems[0])
 """
         done = subprocess.run(

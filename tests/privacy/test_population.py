@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from dpfedls import BudgetExhausted, FixedSizeSampling, InputError
+from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.accountants import epsilon
-from dpfedls.privacy.ledger import SqliteLedger, read_ledger
+from dpfedls.privacy.ledger import SqliteLedger
 from dpfedls.privacy.population import JointLedger, Population, population_path
 from federations import plan
 

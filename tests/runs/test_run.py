@@ -164,10 +164,7 @@ def test_a_folder_with_another_run_is_refused_and_untouched(finished):
 
 @pytest.mark.parametrize("setting", ["task=nothing", "device=tpu", "plan.num_clients=59999999999"])
 def test_wrong_input_leaves_no_folder_behind(setting, tmp_path):
-    if setting.startswith("plan"):
-        recipe = recipes.read("digits", [setting])
-    else:
-        recipe = small(setting)
+    recipe = recipes.read("digits", [setting]) if setting.startswith("plan") else small(setting)
     with pytest.raises(InputError):
         runs.start(recipe, tmp_path / "none")
     assert not (tmp_path / "none").exists()

@@ -49,7 +49,7 @@ def _torch() -> str:
 def _smoothing() -> str:
     import torch
 
-    from dpfedls.denoising import smooth
+    from dpfedls.denoisers import smooth
 
     x = torch.arange(7, dtype=torch.float64).cos()
     ring = torch.eye(7, dtype=torch.float64)

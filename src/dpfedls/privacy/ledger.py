@@ -7,28 +7,20 @@ back to an old checkpoint, or crashing at any moment, never lowers what was spen
 from __future__ import annotations
 
 import secrets
-import sqlite3
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.privacy import chain
+from dpfedls.privacy.account import Entry, read_account
 from dpfedls.privacy.accountants import epsilon, rounds_for
 from dpfedls.privacy.curve import epsilon_by_round
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.plan import PrivacyPlan
-
-
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One payment. The nonce names the noise: the same nonce again is the same release again."""
-
-    round: int
-    event: RoundEvent
-    nonce: str
 
 
 @runtime_checkable
@@ -154,50 +146,9 @@ class SqliteLedger(MemoryLedger):
         self.close()
 
 
-class Account(NamedTuple):
-    """What a ledger file says: how it was opened, the payments, the digest after each entry."""
-
-    opening: dict[str, Any]
-    entries: list[Entry]
-    heads: list[str]
-    problems: list[str]
-
-
-def read_ledger(path: Path) -> Account:
-    """The account in a ledger file; neither it nor its folder is written to."""
-    try:
-        verdict, rows = chain.read_rows(path)
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # damage reaches SQLite's own messages
-        if isinstance(error, sqlite3.Error) and chain.is_busy(error):
-            return _no_account(f"{path.name} is in use: the run is going on; wait for it")
-        return _no_account(f"{path.name} cannot be read as a ledger ({error})")
-    if verdict != "ok":
-        return _no_account(f"{path.name} fails SQLite's integrity check ({verdict})")
-    if not rows:
-        return _no_account(f"{path.name} holds no opening entry")
-    return read_account(rows)
-
-
-def read_account(rows: list[chain.Row]) -> Account:
-    """Follow the hash chain from the opening to the last payment."""
-    heads, problem = chain.follow(rows, [""])
-    if problem:
-        return _no_account(problem)
-    try:
-        opening = msgspec.json.decode(rows[0][1], type=dict[str, Any])
-        entries = [msgspec.json.decode(payload, type=Entry) for _, payload, _ in rows[1:]]
-    except (msgspec.MsgspecError, UnicodeDecodeError, InputError) as error:
-        return _no_account(f"an entry is not a payment ({error})")
-    return Account(opening, entries, heads, [])
-
-
 def spent_epsilon(plan: PrivacyPlan, entries: Collection[Entry]) -> float:
     """ε at the plan's delta of everything paid for."""
     return epsilon(list(Counter(e.event for e in entries).items()), plan.target_delta)
-
-
-def _no_account(problem: str) -> Account:
-    return Account({}, [], [], [problem])
 
 
 def _affordable(plan: PrivacyPlan, budget: float | None) -> int:

@@ -17,9 +17,10 @@ import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.privacy import chain
+from dpfedls.privacy.account import Entry, read_account
 from dpfedls.privacy.accountants import check_delta, check_epsilon, epsilon
 from dpfedls.privacy.event import RoundEvent
-from dpfedls.privacy.ledger import Entry, SqliteLedger, read_account
+from dpfedls.privacy.ledger import SqliteLedger
 
 _WAIT = 60.0  # seconds; other runs hold the file for milliseconds at a time
 

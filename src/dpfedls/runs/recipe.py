@@ -13,16 +13,8 @@ import msgspec
 import tomli_w
 
 from dpfedls.component import Component
-from dpfedls.denoising import (
-    AnyCallable,
-    AnyDenoiser,
-    Identity,
-    JamesStein,
-    LaplacianSmoothing,
-    Momentum,
-    SoftThreshold,
-    chain,
-)
+from dpfedls.denoisers import AnyDenoiser, JamesStein, LaplacianSmoothing, Momentum, SoftThreshold
+from dpfedls.denoising import AnyCallable, Identity, chain
 from dpfedls.errors import (
     InputError,
     require_finite,

@@ -18,7 +18,8 @@ from dpfedls.denoising import AnyCallable
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
-from dpfedls.privacy.ledger import Entry, MemoryLedger
+from dpfedls.privacy.account import Entry
+from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
 from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.jsonable import plain

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpfedls.errors import InputError
+from dpfedls.privacy.account import Entry, read_ledger
 from dpfedls.privacy.accountants import epsilon
 from dpfedls.privacy.event import RoundEvent
-from dpfedls.privacy.ledger import Entry, read_ledger
 from dpfedls.privacy.plan import PrivacyPlan
 
 

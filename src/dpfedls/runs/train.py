@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from dpfedls.denoising import AnyCallable, AnyDenoiser, Chain, Identity
+from dpfedls.denoisers import AnyDenoiser
+from dpfedls.denoising import AnyCallable, Chain, Identity
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy
 from dpfedls.metrics import Metrics

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpfedls.errors import InputError
-from dpfedls.privacy.ledger import Account, read_ledger, spent_epsilon
+from dpfedls.privacy.account import Account, read_ledger
+from dpfedls.privacy.ledger import spent_epsilon
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.statement import statement

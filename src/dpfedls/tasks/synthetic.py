@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpfedls.denoising import smooth
+from dpfedls.denoisers import smooth
 from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.models import logistic_regression

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dpfedls.denoising import smooth
+from dpfedls.denoisers import smooth
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.style import GREY, colour, grid, head, publish
 
