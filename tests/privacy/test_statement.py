@@ -7,6 +7,7 @@ import pytest
 import dpfedls
 from dpfedls import FixedSizeSampling
 from dpfedls.privacy.curve import epsilon_by_round
+from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.statement import statement
 from dpfedls.privacy.wording import text
 from dpfedls.runs.jsonable import plain
@@ -77,12 +78,11 @@ def test_what_is_known_is_said_and_what_is_not_is_not():
         statement(
             plan(),
             mode="deployed",
-            most_samples=37,
             test_from="public images",
-            observers="the hospital's own staff",
+            nodes=Nodes(most_samples=37),
         )
     )
-    for phrase in ("at most 37 samples", "public images", "the hospital's own staff"):
+    for phrase in ("at most 37 samples", "public images", "all other nodes together"):
         assert phrase in told
         assert phrase not in silent
     assert "other models trained on the same people" in silent

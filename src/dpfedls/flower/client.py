@@ -23,7 +23,7 @@ from dpfedls.flower.person import checked, contribution
 from dpfedls.flower.replies import make_census, make_reply, unpack
 from dpfedls.local_sgd import Loss, cross_entropy
 from dpfedls.metrics import accuracy, evaluate
-from dpfedls.parameters import Layout, Vector
+from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.people.checks import check_model
 from dpfedls.people.samples import Samples
 from dpfedls.privacy.clipping import FixedClipping
@@ -124,7 +124,7 @@ class Node:
 
     def _contribution(
         self, person: int, params: Vector, round_: int, key: int, bound: Bound
-    ) -> Vector:
+    ) -> Total:
         """Of one person alone; nothing is asked of the others' data, not even its shape."""
         samples = self._samples(person)
         public = (params, round_, key, bound)

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from dpfedls.clipping import Bound
 from dpfedls.engine import choose
 from dpfedls.local_sgd import Loss
-from dpfedls.parameters import Vector
+from dpfedls.parameters import Total, Vector
 from dpfedls.people.checks import check_samples
 from dpfedls.people.clients import ClientData
 from dpfedls.people.samples import Samples, as_input, as_samples, each, select
@@ -35,7 +35,7 @@ def contribution(
     round_: int,
     key: int,
     bound: Bound,
-) -> Vector:
+) -> Total:
     """The clipped update of one person, in float64, and the indicator where the norm adapts."""
     features, targets = each(lambda values: values.to(params.device), samples)
     starts, sizes = np.zeros((2, recipe.plan.num_clients), dtype=np.int64)

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from dpfedls.clipping import Bound, clip
-from dpfedls.parameters import Layout, Vector
+from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.sampling import Indices
 
 STYPE = "dpfedls.raw"  # Flower's name for how an Array's bytes are to be read
@@ -75,21 +75,21 @@ def _header(array: Array, name: str, shape: tuple[int, ...]) -> str:
 
 
 def make_reply(
-    vector: Vector, layout: Layout, round_: int, dtype: torch.dtype = torch.float64
+    total: Total, layout: Layout, round_: int, dtype: torch.dtype = torch.float64
 ) -> RecordDict:
     """What a node answers: the sum of its people's contributions, the round, nothing else.
 
-    ``dtype`` is that of the update on the wire. Where the clip norm adapts, the vector has one
+    ``dtype`` is that of the update on the wire. Where the clip norm adapts, the total has one
     coordinate more (see ``clipping.Bound``).
     """
     about: dict[str, int | float] = {"round": round_}
-    if len(vector) > layout.dim:
-        about["inside"] = float(vector[layout.dim])
-    update = pack(vector[: layout.dim].to(dtype), layout)
+    if len(total) > layout.dim:
+        about["inside"] = float(total[layout.dim])
+    update = pack(total[: layout.dim].to(dtype), layout)
     return RecordDict({"update": update, "about": ConfigRecord(about)})  # pyright: ignore[reportArgumentType]
 
 
-def read_update(reply: Message, request: Request, layout: Layout, bound: Bound) -> Vector:
+def read_update(reply: Message, request: Request, layout: Layout, bound: Bound) -> Total:
     """The sum in a reply, in float64, within the bound; Refused with the cause otherwise.
 
     Guarantees: finite; the update of norm at most ``request.people`` · ``bound.norm`` in float64,
