@@ -235,8 +235,8 @@ def slow_twin(
     model: nn.Module, data: ClientData, local: LocalSGD, clients: np.ndarray, radius: float = CLIP
 ) -> Tensor:
     layout = Layout.of(model)
-    twin = LoopedUpdate(model, cross_entropy, layout, data, local, radius)
-    return twin(layout.read(model), clients, 2, 7)
+    twin = LoopedUpdate(model, cross_entropy, layout, data, local)
+    return twin(layout.read(model), clients, 2, 7, radius)
 
 
 def updates(

@@ -29,8 +29,7 @@ from dpfedls.runs import simulate as runs
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.verify import verify
 from dpfedls.server import Server
-from dpfedls.simulation import federate
-from federations import linear_clients, local, plan, start_model
+from federations import federate, linear_clients, local, plan, start_model
 
 SMALL = ["plan.num_clients=60", "plan.noise_multiplier=1.0", "plan.rounds=8"]
 LONG = [*SMALL, "plan.rounds=150", "evaluate_every=50"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpfedls import train
 from dpfedls.audit.diagnostics import read_diagnostics
 from dpfedls.errors import InputError
 from dpfedls.paper.cells import resolve
@@ -22,7 +23,6 @@ from dpfedls.paper.published import published
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.folder import read_recipe
-from dpfedls.simulation import train
 from dpfedls.tasks.task import make_task
 
 # Any of the figures that train, in seconds: generated signals, few people, few rounds.
