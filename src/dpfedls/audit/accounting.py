@@ -1,9 +1,9 @@
 """A second opinion on ε, from nothing but how people were sampled, the noise added and the rounds.
 
-It shares no code with ``dpfedls.privacy``. Added or removed, a person moves the sum by the clip norm
-C while all others send zero; replaced, by 2C while all others send what the other person sends. The
-pair of distributions is that of the sum along this direction, so its δ is reached by the mechanism
-itself: a claimed ε at which it exceeds the promised δ is too small.
+It shares no code with ``dpfedls.privacy``. Added or removed, a person moves the sum by the clip
+norm C while all others send zero; replaced, by 2C while all others send what the other one sends.
+The pair of distributions is that of the sum along this direction, so its δ is reached by the
+mechanism itself: a claimed ε at which it exceeds the promised δ is too small.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
 from scipy.stats import norm
 
 from dpfedls.sampling import FixedSizeSampling, Sampler
@@ -49,7 +48,7 @@ def _fold(loss: np.ndarray, mass: np.ndarray, rounds: int) -> tuple[np.ndarray, 
     mean = float(loss @ mass)
     spread = float(np.sqrt(max((loss - mean) ** 2 @ mass, 1e-300)))
     width = 2 * (10 * spread * np.sqrt(rounds) + 2 * float(np.abs(loss - mean).max()))
-    size = next_fast_len(_GRID, real=True)
+    size = _GRID
     step = width / size
     # Each mass is divided among two cells so that its mean stays where it is.
     place = (loss - mean) / step
@@ -57,6 +56,6 @@ def _fold(loss: np.ndarray, mass: np.ndarray, rounds: int) -> tuple[np.ndarray, 
     share = place - left
     one = np.bincount(left % size, mass * (1 - share), size)
     one += np.bincount((left + 1) % size, mass * share, size)
-    summed = np.clip(irfft(rfft(one) ** rounds, size), 0, None)
+    summed = np.clip(np.fft.irfft(np.fft.rfft(one) ** rounds, size), 0, None)
     offsets = (np.arange(size) + size // 2) % size - size // 2
     return offsets * step + rounds * mean, summed

@@ -40,7 +40,7 @@ def boundary(plan: PrivacyPlan, record: Record, absent: tuple[int, ...] = ()) ->
                 f"{len(seen.releases)} releases; each release has noise of its own"
             )
             continue
-        problems += [f"{text}" for text in _round(plan, seen, absent)]
+        problems += _round(plan, seen, absent)
         added = _added(plan, seen)
         multipliers.append(_slope(added, seen) / _contribution(plan, seen.bounds[0].norm))
         noise.append(added / (plan.noise * _contribution(plan, seen.bounds[0].norm)))
@@ -96,8 +96,8 @@ def released(plan: PrivacyPlan, seen: Round) -> np.ndarray:
 
 def _added(plan: PrivacyPlan, seen: Round) -> np.ndarray:
     """The noise that the release really carries."""
-    released, total = released(plan, seen), expected_total(plan, seen)
-    return released - total if released.shape == total.shape else np.zeros(len(released))
+    noisy, total = released(plan, seen), expected_total(plan, seen)
+    return noisy - total if noisy.shape == total.shape else np.zeros(len(noisy))
 
 
 def _slope(added: np.ndarray, seen: Round) -> float:
@@ -136,8 +136,8 @@ def _round(plan: PrivacyPlan, seen: Round, absent: tuple[int, ...]) -> list[str]
     room = room + 2 * _FLOAT32 * np.abs(noisy) + 1e-40 * public_cohort(plan)
     if len(noisy) > len(release.value):
         room[-1] += 1e-12 * (abs(noisy[-1]) + _indicator(norm) * public_cohort(plan))
-    released = released(plan, seen)
-    if released.shape != noisy.shape or not (np.abs(released - noisy) <= room).all():
+    found = released(plan, seen)
+    if found.shape != noisy.shape or not (np.abs(found - noisy) <= room).all():
         problems.append(
             "the release is not (sum of clipped updates + noise of the plan) ÷ expected cohort"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from scipy.fft import irfft, next_fast_len, rfft
 
 from dpfedls.randomness import RandomStreams, SystemStreams
 
@@ -58,9 +58,9 @@ def noise_problems(draws: Draws, sizes: tuple[int, ...] = ()) -> list[str]:
     return problems
 
 
-def stream_problems(streams: RandomStreams, dim: int = DRAWS // ROUNDS) -> list[str]:
-    """The same of a source of noise by itself, round by round and asked again."""
-    draws = torch.stack([streams.noise(t)(dim, _CPU) for t in range(ROUNDS)])
+def stream_problems(streams: RandomStreams) -> list[str]:
+    """The same of a source of noise by itself, round by round."""
+    draws = torch.stack([streams.noise(t)(DRAWS // ROUNDS, _CPU) for t in range(ROUNDS)])
     problems = [] if draws.dtype == torch.float64 else [f"it is {draws.dtype}, not float64"]
     return problems + noise_problems(draws.double().numpy())
 
@@ -138,11 +138,11 @@ def _lags(draws: Draws) -> float:
     rounds, dim = draws.shape
     if dim < 2:
         return 1.0
-    size = next_fast_len(2 * dim, real=True)
+    size = 2 ** math.ceil(math.log2(2 * dim))
     power = np.zeros(size // 2 + 1)
     for row in draws:
-        power += np.abs(rfft(row, size)) ** 2
-    sums = irfft(power, size)[1:dim]
+        power += np.abs(np.fft.rfft(row, size)) ** 2
+    sums = np.fft.irfft(power, size)[1:dim]
     pairs = rounds * np.arange(dim - 1, 0, -1)
     enough = pairs >= 200  # else a sum of products is not normal
     if not enough.any():

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from dpfedls.audit import cohorts, noise
 from dpfedls.audit.accounting import delta_at
@@ -152,7 +151,7 @@ def run_epsilon(plan: PrivacyPlan, mu: float) -> float:
 
 
 def person_in(record: Record) -> int:
-    """Whose first update is clipped, as early as can be: they move the first sum by all they may."""
+    """Whose first update is clipped, as early as can be: it moves that sum by all it may."""
     known: set[int] = set()
     for seen in record:
         lengths = made_up_lengths(seen.cohort, seen.number)
@@ -240,9 +239,7 @@ def _others(one: World, other: World, person: int) -> list[str]:
     rows = []
     for world in (one, other):
         first = next(iter(world.record))
-        sent = (
-            torch.cat([torch.empty(0, 0), *first.rows]) if not first.rows else torch.cat(first.rows)
-        )
+        sent = [row for rows_ in first.rows for row in rows_]
         rows.append({int(j): row for j, row in zip(first.trained, sent, strict=True)})
     shared = (rows[0].keys() & rows[1].keys()) - {person}
     if (rows[0].keys() ^ rows[1].keys()) - {person}:
