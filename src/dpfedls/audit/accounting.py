@@ -23,6 +23,8 @@ def delta_at(
     epsilon: float, sampler: Sampler, num_clients: int, noise_multiplier: float, rounds: int
 ) -> float:
     """δ of so many rounds at ``epsilon``, the larger of both directions."""
+    if noise_multiplier <= 0:
+        return 1.0
     step = 2.0 if isinstance(sampler, FixedSizeSampling) else 1.0
     rate = sampler.sampling_rate(num_clients)
     return max(

@@ -46,7 +46,9 @@ def boundary(plan: PrivacyPlan, record: Record, absent: tuple[int, ...] = ()) ->
         noise.append(added / (plan.noise * _contribution(plan, seen.bounds[0].norm)))
     if not noise:
         noise = [np.zeros(1)]
-    return Seen(list(dict.fromkeys(problems)), min(multipliers), np.stack(noise))
+    least = min(multipliers) if np.isfinite(multipliers[1:]).all() else 0.0
+    least = least if math.isfinite(least) else 0.0
+    return Seen(list(dict.fromkeys(problems)), least, np.stack(noise))
 
 
 def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from dpfedls.audit import cohorts, noise
 from dpfedls.audit.accounting import delta_at
@@ -41,6 +42,7 @@ ROUNDS = 8  # of each whole run
 TRIALS = 300  # cheap rounds with made-up updates
 FEWEST_TRIALS = 60
 CONFIDENCE = 0.9999  # of mu_lower
+_BLOCK = 6  # people whose data is altered, one after another
 NEAR = 0.97  # a bound below this share of the claim has not seen the mechanism that is claimed
 NOTE = (
     "Passing proves nothing: nothing was seen that the claim does not allow, and another look "
@@ -79,7 +81,11 @@ def audit(
     problems["deployed noise"] = noise.deployed_problems()
     watch(2, "whole runs")
     with tempfile.TemporaryDirectory(prefix="dpfedls-audit-") as place:
-        problems |= _whole_runs(small, task, denoiser, Path(place), person_in(made_up))
+        try:
+            problems |= _whole_runs(small, task, denoiser, Path(place), person_in(made_up))
+        except InputError as error:  # whatever people send, a run goes on
+            problems["whole runs"] = [f"one stopped: {error}"]
+    problems["people in company"] = _company_problems(small, task, denoiser, made_up)
     claimed = recipe.plan.epsilon()
     plan = recipe.plan
     if delta_at(claimed, plan.sampler, plan.num_clients, seen.noise_multiplier, plan.rounds) > (
@@ -147,6 +153,8 @@ def run_epsilon(plan: PrivacyPlan, mu: float) -> float:
     if math.isinf(mu):
         return math.inf
     noise_multiplier = plan.sampler.sensitivity_in_clip_norms / mu
+    if noise_multiplier < 1e-9:
+        return math.inf
     return msgspec.structs.replace(plan, noise_multiplier=noise_multiplier).epsilon()
 
 
@@ -251,6 +259,25 @@ def _others(one: World, other: World, person: int) -> list[str]:
     return []
 
 
+def _company_problems(
+    recipe: Recipe, task: Task, denoiser: AnyCallable, record: Record
+) -> list[str]:
+    """Whoever of a block has other data: nobody else's update may change."""
+    block = next((seen.cohort for seen in record if len(seen.cohort) > 1), np.arange(0))[:_BLOCK]
+    made = []
+    for person in (None, *block.tolist()):
+        changed = task if person is None else altered(task, person)
+        simulation, model = prepare(recipe, changed, denoiser)
+        params = simulation.server.layout.read(model)
+        made.append(simulation.engine.update(params, block, 0, 1, recipe.plan.clipping.start))
+    for k, rows in enumerate(made[1:]):
+        others = torch.arange(len(block)) != k
+        room = 1e-4 * float(made[0].abs().max()) + 1e-12
+        if not float((rows - made[0])[others].abs().max()) <= room:
+            return ["one person's data changes another person's update"]
+    return []
+
+
 def _budget(plan: PrivacyPlan) -> float:
     """An ε that covers all rounds but the last, by the second opinion, with little to spare."""
     enough = max(1, plan.rounds - 1)
@@ -288,7 +315,9 @@ def _mu_lower(recipe: Recipe, trials: int, record: Record, seen: Seen) -> float:
             moved.append(float(way) / plan.noise_stddev(here.bounds[0].norm))
         if here.bounds[0].indicator and person[0] in here.cohort:
             break  # from here on the two runs clip, and add noise, by norms of their own
-    return max(moved) / largest_deviation(seen.noise, CONFIDENCE)
+    most, deviation = np.max(moved), largest_deviation(seen.noise, CONFIDENCE)
+    # What is not finite, or has no noise, shows everything.
+    return float(most / deviation) if np.isfinite(most) and 0 < deviation < math.inf else math.inf
 
 
 def _bound_problems(lower: float, claimed: float) -> list[str]:
