@@ -15,6 +15,7 @@ from dpfedls.audit.boundary import boundary
 from dpfedls.audit.public import leaving_problems, neighbour_problems, replayed
 from dpfedls.audit.worlds import altered, hostile, negated, run_world
 from dpfedls.people.clients import ClientData
+from dpfedls.randomness import SeededStreams
 from dpfedls.runs.recipe import Recipe
 from dpfedls.tasks.task import Task
 from federations import linear_clients, local, plan, start_model
@@ -30,12 +31,13 @@ def worlds(request, tmp_path_factory):
         task="given in Python", plan=plan(sampler=request.param), local=local(),
         denoiser=DENOISER, averaging=0.8,
     )  # fmt: skip
+    person = int(request.param.sample(20, SeededStreams(0).sampling(0))[0])
     place = tmp_path_factory.mktemp("worlds")
-    one = run_world(recipe, altered(task, 2), DENOISER, place / "one", hostile(2))
+    one = run_world(recipe, altered(task, person), DENOISER, place / "one", hostile(person))
     other = (
-        run_world(recipe, task, DENOISER, place / "other", absent=(2,))
+        run_world(recipe, task, DENOISER, place / "other", absent=(person,))
         if isinstance(request.param, PoissonSampling)
-        else run_world(recipe, task, DENOISER, place / "other", negated(hostile(2), (2,)))
+        else run_world(recipe, task, DENOISER, place / "other", negated(hostile(person), (person,)))
     )
     return one, other
 

@@ -2,8 +2,8 @@
 
 The audit checks properties and knows none of these bugs. Its false alarms: about three in ten
 thousand audits. Simulated streams are seeded; deployed ones cannot be. Padding
-with another client's sample at weight zero changes no number, so it lies outside the audit's
-reach: tests/engine/test_local_update.py holds it.
+with another client's sample at weight zero is not seen by the audit:
+tests/engine/test_local_update.py holds it.
 """
 
 from __future__ import annotations
