@@ -8,6 +8,7 @@ import torch
 
 from dpfedls import InputError
 from dpfedls.audit.attack import attack
+from dpfedls.audit.diagnostics import watchers
 from dpfedls.audit.membership import roc
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs
@@ -40,7 +41,8 @@ def test_overfitting_shows_and_privacy_hides_it(tmp_path, monkeypatch):
     ]
     for name, noise in (("open", 0.0), ("private", 30.0)):
         recipe = [*settings, f"plan.noise_multiplier={noise}", "plan.clip_norm=5.0"]
-        runs.start(recipes.read("synthetic", recipe), tmp_path / name)
+        chosen = recipes.read("synthetic", recipe)
+        runs.start(chosen, tmp_path / name, watchers(chosen, tmp_path / name))
     leaking, hidden = attack(tmp_path / "open"), attack(tmp_path / "private")
     assert leaking["members"] == leaking["non_members"] == 100
     assert leaking["auc"] > 0.8
@@ -51,7 +53,7 @@ def test_overfitting_shows_and_privacy_hides_it(tmp_path, monkeypatch):
 
 def test_a_run_without_a_model_and_a_missing_package(tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text(recipes.encode(recipes.read("synthetic")))
-    with pytest.raises(InputError, match="has no model yet"):
+    with pytest.raises(InputError, match="the run is not finished"):
         attack(tmp_path)
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     with pytest.raises(InputError, match=r"dpfedls\[attack\]"):

@@ -8,9 +8,18 @@ from scipy import stats
 
 from dpfedls import InputError
 from dpfedls.audit.canary import cosines, judge_cosines, random_directions
-from dpfedls.audit.recipe import audit_recipe, canary_run
+from dpfedls.audit.recipe import audit
+from dpfedls.audit.recipe import canary_run as run_with_canaries
+from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.server import gaussian_release
+from dpfedls.tasks.task import make_task
+
+
+def canary_run(recipe, count=None):
+    recipe = recipe.resolved()
+    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    return run_with_canaries(recipe, task, recipe.denoiser, count)
 
 
 def synthetic(*settings):
@@ -55,10 +64,10 @@ def test_noise_that_is_all_but_missing_is_caught_by_the_canaries(monkeypatch):
         return gaussian_release(total, less, norm, t, noise, layout)
 
     recipe = synthetic("plan.noise_multiplier=4.0")
-    assert audit_recipe(recipe, trials=100, canaries=40)["consistent"]
+    assert audit(recipe, trials=60, rounds=2, canaries=40)["consistent"]
     monkeypatch.setattr("dpfedls.server.gaussian_release", faint)
-    problems = audit_recipe(recipe, trials=100, canaries=40)["problems"]
-    assert any("canaries show ε" in problem for problem in problems), problems
+    problems = audit(recipe, trials=60, rounds=2, canaries=40)["problems"]
+    assert any("they show ε" in problem for problem in problems), problems
 
 
 def test_the_run_is_repeatable_and_canaries_can_be_left_out():

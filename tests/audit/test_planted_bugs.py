@@ -1,193 +1,198 @@
-"""Bugs that real systems have had, planted in the real path: each must be caught.
+"""Bugs that real systems have had, planted in the real code one at a time: the audit names each.
 
-A check returns what it finds wrong: nothing on correct code, something once the bug is planted.
-``one_round`` and ``many_rounds``, the statistical ones, raise a false alarm in at most 1 % of
-seeds, ``cohorts`` in 0.1 %; the others are deterministic. Seeds are fixed.
+The audit checks properties and knows none of these bugs. Its false alarms: about three in ten
+thousand audits. Simulated streams are seeded; deployed ones cannot be. Padding
+with another client's sample at weight zero is not seen by the audit:
+tests/engine/test_local_update.py holds it.
 """
 
 from __future__ import annotations
+
+import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dpfedls import FixedSizeSampling, Identity, InputError, PoissonSampling, PrivacyPlan
+from dpfedls import ClientData, FixedSizeSampling, LaplacianSmoothing, PoissonSampling, PrivacyPlan
 from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
-from dpfedls.audit.cohorts import audit_cohorts
-from dpfedls.audit.gdp import audit_round
-from dpfedls.audit.neighbours import LAYOUT
-from dpfedls.audit.replay import audit_replay
+from dpfedls.audit import noise as noise_module
+from dpfedls.audit.recipe import audit
 from dpfedls.engine import Engine
-from dpfedls.parameters import Layout
-from dpfedls.people import clients as clients_module
-from dpfedls.privacy import epsilon
-from dpfedls.privacy.account import read_ledger
-from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger
-from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
-from dpfedls.runs import simulate as runs
-from dpfedls.runs.checkpoint import FILE
-from dpfedls.runs.verify import verify
+from dpfedls.engine import engine as engine_module
+from dpfedls.privacy import chain
+from dpfedls.privacy.clipping import AdaptiveClipping
+from dpfedls.privacy.ledger import MemoryLedger
+from dpfedls.randomness import SeededStreams, SystemStreams
+from dpfedls.runs import run as run_module
+from dpfedls.runs.folder import RunFolder
+from dpfedls.runs.recipe import Recipe
+from dpfedls.server import Server
+from dpfedls.simulation import Simulation
 from dpfedls.tasks.task import Task
-from federations import linear_clients, local, plan
+from federations import linear_clients, local
 
-POISSON, FIXED = PoissonSampling(rate=0.4), FixedSizeSampling(cohort=8)
-
-
-# The checks.
+POISSON, FIXED = PoissonSampling(rate=0.3), FixedSizeSampling(cohort=12)
 
 
-def one_round(sampler, tmp_path, trials=150):
-    """The lower bound on μ above the claim."""
-    found = audit_round(plan(sampler=sampler), SeededStreams(5), trials=trials)
-    return [] if found.consistent else [f"mu >= {found.mu_lower}, claimed {found.mu_claimed}"]
-
-
-def many_rounds(sampler, tmp_path):
-    """The same from 400 trials, so that noise × 0.8 escapes one seed in 5,000 at most."""
-    return one_round(sampler, tmp_path, trials=400)
-
-
-def replayed(sampler, tmp_path):
-    """A difference in anything but the sum, when one person changes and the noise does not."""
-    return audit_replay(plan(sampler=sampler))
-
-
-def cohorts(sampler, tmp_path):
-    """Cohorts that are not drawn as the plan's event says."""
-    return audit_cohorts(plan(sampler=sampler), SeededStreams(5)).problems
-
-
-def ledger(sampler, tmp_path):
-    """Releases without payment, when a deployed run goes back to an old checkpoint."""
-    folder, releases, kept = tmp_path / "run", [], []
-    settings = [
-        "mode=deployed",
-        "plan.num_clients=40",
-        "plan.rounds=4",
-        "plan.noise_multiplier=1.0",
+def people(num_clients=40):
+    rng = np.random.default_rng(0)
+    pairs = [
+        tuple(part[: rng.integers(1, 7)] for part in pair) for pair in linear_clients(num_clients)
     ]
-    real = server_module.gaussian_release
-
-    def counting(*args):
-        releases.append(args)
-        return real(*args)
-
-    def stop_after_three(log):
-        kept.append((folder / FILE).read_bytes())
-        if log.round == 3:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as watching:
-        watching.setattr(server_module, "gaussian_release", counting)
-        with pytest.raises(KeyboardInterrupt):
-            runs.start(recipes.read("synthetic", settings), folder, [stop_after_three])
-        (folder / FILE).write_bytes(kept[1])
-        runs.resume(folder)
-    entries = read_ledger(folder / "ledger.sqlite").entries
-    unpaid = len(releases) - len(entries)
-    return verify(folder)["problems"] + [f"{unpaid} releases were never paid for"] * (unpaid > 0)
+    torch.manual_seed(0)
+    held = tuple(torch.cat(parts) for parts in zip(*linear_clients(9, seed=5), strict=True))
+    data = ClientData.from_pairs([(x[: len(y)], y[: len(x)]) for x, y in pairs])
+    return Task(data, nn.Linear(4, 3), held)
 
 
-class Counter(nn.Linear):
-    """A model that counts the samples it has seen, as BatchNorm does, in a buffer."""
-
-    def __init__(self):
-        super().__init__(4, 3)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, features):
-        self.seen += len(features)
-        return super().forward(features)
-
-
-def buffers(sampler, tmp_path):
-    """A model with a buffer is refused at the start, or else the buffer tells who took part."""
-    seen = []
-    for size in (6, 0):  # client 0 as it is, and with nothing
-        clients = linear_clients()
-        clients[0] = tuple(part[:size] for part in clients[0])
-        data = clients_module.ClientData.from_pairs(clients)
-        promised = plan(sampler=PoissonSampling(rate=1.0))
-        recipe = recipes.Recipe(task="", plan=promised, local=local(), engine="looped")
-        try:
-            built, model = runs.prepare(recipe, Task(data, Counter()), Identity())
-        except InputError:
-            return []
-        built.run_round(built.server.start(Layout.of(model).read(model)))
-        seen.append(float(model.seen))
-    return [] if seen[0] == seen[1] else [f"un-noised buffer {seen[0]} or {seen[1]}"]
+def look(sampler=POISSON, **changes):
+    """One small audit; what it finds wrong."""
+    promised = PrivacyPlan(
+        sampler=sampler,
+        num_clients=40,
+        rounds=4,
+        clip_norm=changes.pop("clip_norm", 0.5),
+        noise_multiplier=1.0,
+        delta=1e-2,
+    )
+    recipe = Recipe(
+        task="given in Python",
+        plan=promised,
+        local=local(),
+        engine="vmapped",
+        averaging=0.7,
+        block_size=5,
+        denoiser=changes.pop("denoiser", LaplacianSmoothing(strength=1.0)),
+        seed=3,
+    )
+    return audit(recipe, people(), trials=100)["problems"]
 
 
-# The bugs: each takes pytest's monkeypatch and plants itself.
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch):
+    monkeypatch.setattr(noise_module, "DRAWS", 2**18)
 
 
-def scaled_noise(factor):
+def wrap(patch, owner, name, change):
+    """Replace a function by one that is given the real one first."""
+    real = getattr(owner, name)
+    patch.setattr(owner, name, lambda *args, **named: change(real, *args, **named))
+
+
+# Noise.
+
+
+def scaled_noise(factor, owner=SystemStreams):
     def plant(patch):
-        real = server_module.gaussian_release
-
-        def release(total, plan, norm, t, noise, layout):
-            return real(total, plan, norm, t, lambda *shape: noise(*shape).mul_(factor), layout)
-
-        patch.setattr(server_module, "gaussian_release", release)
+        wrap(patch, owner, "noise", lambda real, s, t: lambda *a: real(s, t)(*a) * factor)
 
     return plant
+
+
+def drawn(change):
+    """Alter what the deployed streams draw."""
+
+    def plant(patch):
+        wrap(patch, SystemStreams, "noise", lambda real, s, t: lambda *a: change(real(s, t)(*a)))
+
+    return plant
+
+
+def halves(values):
+    half = len(values) // 2
+    values[half : 2 * half] = values[:half]
+    return values
+
+
+def noise_for_two_rounds(patch):
+    wrap(patch, SeededStreams, "noise", lambda real, s, t: real(s, t - t % 2))
+
+
+def noise_for_two_rounds_of_the_loop(patch):
+    def run_round(real, self, state):
+        noise = self.streams.noise
+        streams = type("Shared", (), {})()
+        for name in ("sampling", "shuffling", "nonce"):
+            setattr(streams, name, getattr(self.streams, name))
+        streams.noise = lambda t: noise(t - t % 2)
+        return real(replace(self, streams=streams), state)
+
+    wrap(patch, Simulation, "run_round", run_round)
+
+
+def last_coordinate_without_noise(patch):
+    def release(real, total, plan, norm, t, noise, layout):
+        def less(*shape):
+            values = noise(*shape)
+            values[-1] = 0.0
+            return values
+
+        return real(total, plan, norm, t, less, layout)
+
+    wrap(patch, server_module, "gaussian_release", release)
+
+
+def short_key(patch):
+    import secrets
+
+    wrap(patch, secrets, "randbits", lambda real, bits: real(min(bits, 32)))
+
+
+def server_noise_scaled(factor):
+    def plant(patch):
+        def release(real, total, plan, norm, t, noise, layout):
+            return real(total, plan, norm, t, lambda *a: noise(*a) * factor, layout)
+
+        wrap(patch, server_module, "gaussian_release", release)
+
+    return plant
+
+
+def noise_of_the_next_norm(patch):
+    def release(real, total, plan, norm, t, noise, layout):
+        made = real(total, plan, norm, t, noise, layout)
+        later = plan.clipping.following(norm, made.inside, t)
+        extra = noise(len(total), total.device)[: layout.dim]
+        shift = extra * (plan.noise_stddev(later) - plan.noise_stddev(norm))
+        return replace(made, value=made.value + (shift / plan.expected_cohort).float())
+
+    wrap(patch, server_module, "gaussian_release", release)
+
+
+# Sums, clipping, denominators.
+
+
+def nothing_summed(patch):
+    wrap(patch, Engine, "clipped_total", lambda real, *a: torch.zeros_like(real(*a)))
 
 
 def no_clipping(patch):
     patch.setattr(clipping_module, "clip", lambda updates, norm: updates)
 
 
+def clipping_with_room(patch):
+    wrap(patch, clipping_module, "clip", lambda real, updates, norm: real(updates, 1.2 * norm))
+
+
 def clipping_by_layer(patch):
-    real = clipping_module.clip
+    def clip(real, updates, norm):
+        return torch.cat([real(piece, norm) for piece in updates.tensor_split(2, dim=1)], dim=1)
 
-    def clip(updates, norm):
-        return torch.cat([real(piece, norm) for piece in updates.split(LAYOUT.sizes, dim=1)], dim=1)
-
-    patch.setattr(clipping_module, "clip", clip)
+    wrap(patch, clipping_module, "clip", clip)
 
 
-def divide_by(patch, count):
-    """Let the denominator be a function of the round's cohort and its rows that are not finite."""
-    seen = {"cohort": 1, "broken": 0}
-    summed, clip = Engine.clipped_total, clipping_module.clip
+def sum_in_float32(patch):
+    def clipped_sum(updates, bound):
+        return clipping_module.clip(updates, bound.norm).sum(dim=0).double()
 
-    def watched_sum(self, params, cohort, *args):
-        seen.update(cohort=len(cohort), broken=0)
-        return summed(self, params, cohort, *args)
-
-    def watched_clip(updates, norm):
-        seen["broken"] += int((~torch.isfinite(updates).all(dim=1)).sum())
-        return clip(updates, norm)
-
-    expected = PrivacyPlan.expected_cohort.fget
-    patch.setattr(Engine, "clipped_total", watched_sum)
-    patch.setattr(clipping_module, "clip", watched_clip)
-    # Only the server divides by it; the audit must go on knowing the public number.
-    real = server_module.gaussian_release
-
-    def release(*args):
-        with pytest.MonkeyPatch.context() as inner:
-            wrong = property(lambda self: count(expected(self), **seen))
-            inner.setattr(PrivacyPlan, "expected_cohort", wrong)
-            return real(*args)
-
-    patch.setattr(server_module, "gaussian_release", release)
+    patch.setattr(engine_module, "clipped_sum", clipped_sum)
 
 
-def realised_cohort(patch):
-    divide_by(patch, lambda expected, cohort, broken: max(cohort, 1))
-
-
-def broken_clients_leave_the_denominator(patch):
-    divide_by(patch, lambda expected, cohort, broken: expected - broken)
-
-
-def weights_from_clients(patch):
-    """As FedAvg weighs by the samples that clients say they have."""
-
+def weights_by_samples(patch):
     def clipped_total(self, params, cohort, round_, key, bound):
         updates = self.update(params, cohort, round_, key, bound.norm)
         weights = torch.from_numpy(self.data.sizes[cohort] / self.data.sizes.mean())
@@ -197,16 +202,54 @@ def weights_from_clients(patch):
     patch.setattr(Engine, "clipped_total", clipped_total)
 
 
-def same_noise_every_round(patch):
-    real = SeededStreams.noise
-    patch.setattr(SeededStreams, "noise", lambda self, round_: real(self, 0))
+def realised_cohort(patch):
+    seen = {}
+
+    def total(real, self, params, cohort, *args):
+        seen["cohort"] = max(len(cohort), 1)
+        return real(self, params, cohort, *args)
+
+    def release(real, total, plan, *args):
+        made = real(total, plan, *args)
+        return replace(made, value=made.value * (plan.expected_cohort / seen["cohort"]))
+
+    wrap(patch, Engine, "clipped_total", total)
+    wrap(patch, server_module, "gaussian_release", release)
 
 
-def buffers_allowed(patch):
-    patch.setattr(runs, "check_model", lambda model: None)
+def counted_twice_across_blocks(patch):
+    def blocks(real, self, cohort):
+        found = list(real(self, cohort))
+        return [*found[:1], *(np.append(block, cohort[0]) for block in found[1:])]
+
+    wrap(patch, Engine, "_blocks", blocks)
 
 
-def fixed_size_drawn_for_poisson(patch):
+def indicator_not_bounded(patch):
+    wrap(patch, AdaptiveClipping, "indicator", lambda real, self, norm: 5 * real(self, norm))
+
+
+# Sampling.
+
+
+def shared_cohorts(patch):
+    wrap(patch, SeededStreams, "sampling", lambda real, self, t: real(self, t - t % 2))
+
+
+def shuffled_epochs(patch):
+    left = []
+
+    def sample(self, num_clients, rng):
+        size = round(self.expected_cohort(num_clients))
+        if len(left) < size:
+            left[:] = rng.permutation(num_clients).tolist()
+        chosen, left[:] = left[:size], left[size:]
+        return np.sort(np.array(chosen))
+
+    patch.setattr(FixedSizeSampling, "sample", sample)
+
+
+def fixed_size_for_poisson(patch):
     def sample(self, num_clients, rng):
         size = round(self.expected_cohort(num_clients))
         return np.sort(rng.choice(num_clients, size, replace=False))
@@ -214,101 +257,232 @@ def fixed_size_drawn_for_poisson(patch):
     patch.setattr(PoissonSampling, "sample", sample)
 
 
-def fixed_size_with_poissons_sensitivity(patch):
+def half_sensitivity(patch):
     patch.setattr(FixedSizeSampling, "sensitivity_in_clip_norms", 1.0)
 
 
-def nothing_paid_after_resuming(patch):
-    real_open, real_spend = SqliteLedger.__init__, SqliteLedger.spend
-
-    def opened(self, *args):
-        real_open(self, *args)
-        self.resumed = bool(self.entries)
-
-    def spend(self, *args):
-        if not self.resumed:
-            real_spend(self, *args)
-
-    patch.setattr(SqliteLedger, "__init__", opened)
-    patch.setattr(SqliteLedger, "spend", spend)
+# What leaves.
 
 
-def a_round_is_paid_for_once(patch):
-    """The release is new, for its noise is; the ledger takes it for the old one by its number."""
-    real = MemoryLedger.spend
+def half_raw_to_the_denoiser(patch):
+    def release(real, total, plan, norm, t, noise, layout):
+        made = real(total, plan, norm, t, noise, layout)
+        raw = (total[: layout.dim] / plan.expected_cohort).float()
+        return replace(made, value=0.5 * made.value + 0.5 * raw)
 
-    def spend(self, event, round_, nonce):
-        if all(entry.round != round_ for entry in self.entries):
-            real(self, event, round_, nonce)
-
-    patch.setattr(MemoryLedger, "spend", spend)
+    wrap(patch, server_module, "gaussian_release", release)
 
 
-BUGS = {  # name: (the bug, the check that catches it, the sampler)
-    "noise × 0.8": (scaled_noise(0.8), many_rounds, POISSON),
-    "noise × 0.8, fixed size": (scaled_noise(0.8), many_rounds, FIXED),
-    "noise × 0.5": (scaled_noise(0.5), one_round, POISSON),
-    "no clipping": (no_clipping, one_round, POISSON),
-    "no clipping, replayed": (no_clipping, replayed, FIXED),
-    "division by the realised cohort": (realised_cohort, replayed, POISSON),
-    "per-layer clipping accounted as flat": (clipping_by_layer, one_round, POISSON),
-    "per-layer clipping, replayed": (clipping_by_layer, replayed, FIXED),
-    "client-supplied weights": (weights_from_clients, one_round, POISSON),
-    "client-supplied weights, replayed": (weights_from_clients, replayed, FIXED),
-    "the same noise every round": (same_noise_every_round, one_round, POISSON),
-    "a NaN client dropped from the denominator": (
-        broken_clients_leave_the_denominator,
-        replayed,
-        FIXED,
+def raw_average(patch):
+    def finish(real, self, state, total, noise, nonce):
+        made = real(self, state, total, noise, nonce)
+        raw = state.average + (total[: self.layout.dim] / self.plan.expected_cohort).float()
+        return replace(made, average=raw)
+
+    wrap(patch, Server, "finish_round", finish)
+
+
+def momentum_of_the_raw_sum(patch):
+    def finish(real, self, state, total, noise, nonce):
+        made = real(self, state, total, noise, nonce)
+        raw = (total[: self.layout.dim] / self.plan.expected_cohort).float()
+        return replace(made, params=made.params + 0.1 * raw)
+
+    wrap(patch, Server, "finish_round", finish)
+
+
+def raw_sum_in_the_folder(patch):
+    sums = []
+
+    def finish(real, self, state, total, noise, nonce):
+        sums.append(total)
+        return real(self, state, total, noise, nonce)
+
+    def record(real, self, line, state):
+        np.save(self.folder / "total.npy", sums[-1].numpy())
+        return real(self, line, state)
+
+    wrap(patch, Server, "finish_round", finish)
+    wrap(patch, RunFolder, "record", record)
+
+
+def norm_in_the_log(patch):
+    norms = []
+
+    def finish(real, self, state, total, noise, nonce):
+        norms.append(float(torch.linalg.vector_norm(total)))
+        return real(self, state, total, noise, nonce)
+
+    def record(real, self, line, state):
+        real(self, line, state)
+        path = self.folder / "rounds.jsonl"
+        end = b',"norm":%f}\n' % norms[-1]
+        path.write_bytes(path.read_bytes()[:-2] + end)
+
+    wrap(patch, Server, "finish_round", finish)
+    wrap(patch, RunFolder, "record", record)
+
+
+def clipped_share_logged(patch):
+    def total(real, self, params, cohort, *args):
+        import logging
+
+        logging.getLogger("dpfedls").debug("cohort of %d", len(cohort))
+        return real(self, params, cohort, *args)
+
+    wrap(patch, Engine, "clipped_total", total)
+
+
+def accuracy_on_training_data(patch):
+    def metrics(real, self, state):
+        pairs = [self.task.data.client(j) for j in range(20)]
+        x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        task = self.task
+        self.task = replace(task, test=(x, y))
+        try:
+            return real(self, state)
+        finally:
+            self.task = task
+
+    wrap(patch, run_module.Run, "_metrics", metrics)
+
+
+def best_model_by_private_loss(patch):
+    kept = []
+
+    def metrics(real, self, state):
+        found = real(self, state)
+        pairs = [self.task.data.client(j) for j in range(20)]
+        x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        loss = float(nn.functional.cross_entropy(self.model(x), y))
+        kept.append((loss, state.average))
+        return found
+
+    def sealed(real, self, exhausted):
+        best = max(kept, key=lambda pair: pair[0])[1]  # the worst here, so that it is another one
+        self.state = replace(self.state, average=best)
+        return real(self, exhausted)
+
+    wrap(patch, run_module.Run, "_metrics", metrics)
+    wrap(patch, run_module.Run, "_sealed", sealed)
+
+
+def seconds_when_deployed(patch):
+    def record(real, self, line, state):
+        import msgspec
+
+        return real(self, msgspec.structs.replace(line, seconds=0.123), state)
+
+    wrap(patch, RunFolder, "record", record)
+
+
+# Payment.
+
+
+def spend_after_release(patch):
+    def finish(real, self, state, total, noise, nonce):
+        made = real(replace(self, ledger=MemoryLedger(self.plan)), state, total, noise, nonce)
+        self.ledger.spend(self.plan.round_event, state.round, nonce)
+        return made
+
+    wrap(patch, Server, "finish_round", finish)
+
+
+def not_on_disk(patch):
+    text = chain._SCHEMA.replace("synchronous = FULL", "synchronous = OFF")
+    patch.setattr(chain, "_SCHEMA", text)
+
+
+def one_round_more(patch):
+    module = importlib.import_module("dpfedls.privacy.ledger")
+    wrap(patch, module, "_affordable", lambda real, plan, budget: real(plan, budget) + 1)
+
+
+def nonce_by_round(patch):
+    patch.setattr(SystemStreams, "nonce", lambda self, round_: f"{round_:032x}")
+
+
+def epsilon_for_more_noise(patch):
+    import msgspec
+
+    def epsilon(real, spent, *args, **named):
+        more = [
+            (msgspec.structs.replace(event, noise_multiplier=1.05 * event.noise_multiplier), count)
+            for event, count in spent
+        ]
+        return real(more, *args, **named)
+
+    for name in ("accountants", "ledger", "statement", "curve"):
+        module = importlib.import_module(f"dpfedls.privacy.{name}")
+        if hasattr(module, "epsilon"):
+            wrap(patch, module, "epsilon", epsilon)
+        if hasattr(module, "profile"):
+            wrap(patch, module, "profile", epsilon)
+    importlib.import_module("dpfedls.privacy.curve")._by_round.cache_clear()
+    importlib.import_module("dpfedls.privacy.statement")._cost.cache_clear()
+
+
+BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
+    "deployed noise × 0.95": (scaled_noise(0.95), "variance", {}),
+    "deployed noise × 0.97": (scaled_noise(0.97), "variance", {}),
+    "seeded noise × 0.97": (scaled_noise(0.97, SeededStreams), "variance", {}),
+    "noise × 0.97 at the server": (server_noise_scaled(0.97), "the release is not", {}),
+    "deployed noise in float16": (drawn(lambda v: v.half().double()), "low bits", {}),
+    "deployed noise in float32": (drawn(lambda v: v.float()), "float", {}),
+    "second half of deployed noise repeats the first": (drawn(halves), "correlated", {}),
+    "noise shared by rounds 1–2, 3–4": (noise_for_two_rounds, "correlated", {}),
+    "the loop asks for one noise twice": (noise_for_two_rounds_of_the_loop, "noise of its own", {}),
+    "last coordinate without noise": (last_coordinate_without_noise, "the release is not", {}),
+    "a 32-bit key": (short_key, "bits of its keys", {}),
+    "noise of the next norm": (
+        noise_of_the_next_norm, "noise of its own", {"clip_norm": AdaptiveClipping()},
     ),
-    "un-noised buffers": (buffers_allowed, buffers, POISSON),
-    "fixed-size sampling accounted as Poisson, drawn": (
-        fixed_size_drawn_for_poisson,
-        cohorts,
-        POISSON,
+    "nothing summed": (nothing_summed, "far below the claim", {}),
+    "no clipping": (no_clipping, "the sum is not", {}),
+    "no clipping up to 1.2 C": (clipping_with_room, "the sum is not", {}),
+    "per-layer clipping accounted as flat": (clipping_by_layer, "the sum is not", {}),
+    "sum in float32": (sum_in_float32, "the sum is not", {}),
+    "weights by samples": (weights_by_samples, "the sum is not", {}),
+    "division by the realised cohort": (realised_cohort, "the release is not", {}),
+    "a client counted twice across blocks": (counted_twice_across_blocks, "each of them once", {}),
+    "indicator not bounded": (
+        indicator_not_bounded, "the sum is not", {"clip_norm": AdaptiveClipping()},
     ),
-    "fixed-size sampling accounted as Poisson, sensitivity": (
-        fixed_size_with_poissons_sensitivity,
-        one_round,
-        FIXED,
-    ),
-    "a resumed round not paid for: none after resuming": (
-        nothing_paid_after_resuming,
-        ledger,
-        POISSON,
-    ),
-    "a resumed round not paid for: the one run again": (a_round_is_paid_for_once, ledger, POISSON),
-}
+    "shared cohorts": (shared_cohorts, "two rounds are too much alike", {}),
+    "shuffled epochs instead of sampling": (shuffled_epochs, "cohorts of", {"sampler": FIXED}),
+    "fixed size drawn for Poisson": (fixed_size_for_poisson, "do not vary", {}),
+    "fixed size with Poisson's sensitivity": (half_sensitivity, "μ >=", {"sampler": FIXED}),
+    "half-raw release to the denoiser": (half_raw_to_the_denoiser, "the release is not", {}),
+    "averaged output without noise": (raw_average, "checkpoint does not follow", {}),
+    "server momentum on the raw sum": (momentum_of_the_raw_sum, "checkpoint does not follow", {}),
+    "raw sum saved in the run folder": (raw_sum_in_the_folder, "total.npy", {}),
+    "norm of the sum in rounds.jsonl": (norm_in_the_log, "'norm' should not be", {}),
+    "size of the cohort in a log message": (clipped_share_logged, "logged or printed", {}),
+    "logged accuracy on training data": (accuracy_on_training_data, "on the test set", {}),
+    "best model by private loss": (best_model_by_private_loss, "does not follow", {}),
+    "seconds in the deployed log": (seconds_when_deployed, "'seconds' should not be", {}),
+    "spending after release": (spend_after_release, "before its payment", {}),
+    "synchronous = OFF": (not_on_disk, "wait for the disk", {}),
+    "budget + 1": (one_round_more, "would pay for another", {}),
+    "nonce fixed by round": (nonce_by_round, "nonces", {}),
+    "ε for 5 % more noise": (epsilon_for_more_noise, "an ε is smaller", {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_bug_is_caught(name, monkeypatch, tmp_path):
-    plant, check, sampler = BUGS[name]
+def test_the_audit_names_the_bug(name, monkeypatch):
+    plant, word, given = BUGS[name]
     plant(monkeypatch)
-    assert check(sampler, tmp_path), f"{name} went unnoticed"
+    problems = look(**given)
+    if plant is epsilon_for_more_noise:
+        monkeypatch.undo()
+        importlib.import_module("dpfedls.privacy.curve")._by_round.cache_clear()
+        importlib.import_module("dpfedls.privacy.statement")._cost.cache_clear()
+    assert any(word in text for text in problems), problems
 
 
-@pytest.mark.parametrize("check", [one_round, many_rounds, replayed, cohorts, ledger, buffers])
 @pytest.mark.parametrize("sampler", [POISSON, FIXED])
-def test_correct_code_raises_no_alarm(check, sampler, tmp_path):
-    assert check(sampler, tmp_path) == []
-
-
-def test_mixing_samplers_in_one_account_is_refused():
-    """No way to account silently for one sampling as for another."""
-    events = [plan(sampler=sampler).round_event for sampler in (POISSON, FIXED)]
-    with pytest.raises(InputError, match="cannot share one ε"):
-        epsilon([(event, 1) for event in events], 1e-3)
-    ours = MemoryLedger(plan(sampler=POISSON))
-    with pytest.raises(InputError, match="opened for"):
-        ours.spend(events[1], 0, "nonce")
-
-
-def test_a_plan_that_says_one_noise_and_adds_another_does_not_exist():
-    """Noise, sensitivity and event come from one number each; only a new plan changes them."""
-    promised = plan(sampler=FIXED, noise_multiplier=2.0)
-    assert promised.round_event.noise_over_sensitivity == pytest.approx(
-        promised.noise_stddev(0.7) / promised.sensitivity(0.7)
-    )
-    with pytest.raises(AttributeError):
-        promised.noise_multiplier = 0.1
+@pytest.mark.parametrize("clip_norm", [0.5, AdaptiveClipping()])
+def test_correct_code_raises_no_alarm(sampler, clip_norm):
+    """False alarms: about 3e-4 each, in the deployed part only, since the rest is seeded."""
+    assert look(sampler, clip_norm=clip_norm) == []

@@ -1,1 +1,1 @@
-"""Audits: attack the real code, and see whether what it leaks exceeds what the plan claims."""
+"""Audits: run the real code with a hostile person in it, and look at everything that leaves."""

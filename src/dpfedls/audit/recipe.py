@@ -1,86 +1,331 @@
-"""All audits of one recipe, together."""
+"""The audit of a recipe: real runs with a hostile person in them, and all that leaves looked at."""
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
 
+from dpfedls.audit import cohorts, noise
+from dpfedls.audit.accounting import delta_at
+from dpfedls.audit.boundary import Seen, boundary, released
+from dpfedls.audit.bounds import largest_deviation, scale_error_found
 from dpfedls.audit.canary import FEWEST, CanaryAudit, audit_canaries
-from dpfedls.audit.cohorts import audit_cohorts
-from dpfedls.audit.gdp import audit_round, check_auditable, run_epsilon
-from dpfedls.audit.replay import audit_replay
-from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
+from dpfedls.audit.instruments import Record
+from dpfedls.audit.payments import payment_problems, too_small
+from dpfedls.audit.public import leaving_problems, neighbour_problems
+from dpfedls.audit.worlds import (
+    World,
+    altered,
+    hostile,
+    made_up_lengths,
+    negated,
+    run_made_up,
+    run_world,
+)
+from dpfedls.denoising import AnyCallable
+from dpfedls.errors import InputError
+from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.randomness import SeededStreams
 from dpfedls.runs.recipe import Recipe, built
 from dpfedls.runs.simulate import prepare
-from dpfedls.tasks.task import make_task
+from dpfedls.sampling import FixedSizeSampling
+from dpfedls.tasks.task import Task, make_task
 
+ROUNDS = 8  # of each whole run
+TRIALS = 300  # cheap rounds with made-up updates
+FEWEST_TRIALS = 60
+CONFIDENCE = 0.9999  # of mu_lower
+_BLOCK = 6  # people whose data is altered, one after another
+NEAR = 0.97  # a bound below this share of the claim has not seen the mechanism that is claimed
 NOTE = (
-    "Passing proves nothing: these attacks found no more leakage than the plan claims, and a "
-    "better attack might. A failure means that the claim is wrong, unless it is one of about "
-    "three false alarms in a hundred audits: repeat it with another --seed."
+    "Passing proves nothing: nothing was seen that the claim does not allow, and another look "
+    "might. A failure means that the claim is wrong, unless it is one of about three false alarms "
+    "in ten thousand audits: repeat it with another --seed."
 )
+Advance = Callable[[int, str], None]
 
 
-def audit_recipe(
+def audit(
     recipe: Recipe,
-    trials: int = 2000,
-    canaries: int | None = None,
-    watch: Callable[[int, str], None] = lambda done, note: None,
+    task: Task | None = None,
+    denoiser: AnyCallable | None = None,
+    *,
+    rounds: int = ROUNDS,
+    trials: int = TRIALS,
+    canaries: int | None = 0,
+    watch: Advance = lambda done, note: None,
 ) -> dict[str, Any]:
-    """What ``dpfedls audit`` answers; ``watch`` counts trials, then the canary run's rounds."""
+    """Run the recipe with a hostile person and without, and say what leaves that should not.
+
+    ``task`` and ``denoiser`` are a person's own objects where the recipe does not name them.
+    Looked at are ``rounds`` rounds of whole runs in temporary folders, and ``trials`` cheap rounds
+    in memory; with ``canaries`` also one training run in which so many clients send random
+    directions.
+    """
     recipe = recipe.resolved()
+    check_auditable(recipe.plan, trials)
+    streams = SeededStreams(recipe.seed)
+    task = task or make_task(recipe.task, recipe.plan.num_clients, streams)
+    denoiser = denoiser or built(recipe.denoiser)
+    small = _small(recipe, rounds)
+    watch(0, "many cheap rounds")
+    made_up, seen, problems = _many_rounds(small, trials)
+    watch(1, "deployed noise")
+    problems["deployed noise"] = noise.deployed_problems()
+    watch(2, "whole runs")
+    with tempfile.TemporaryDirectory(prefix="dpfedls-audit-") as place:
+        try:
+            problems |= _whole_runs(small, task, denoiser, Path(place), person_in(made_up))
+        except InputError as error:  # whatever people send, a run goes on
+            problems["whole runs"] = [f"one stopped: {error}"]
+    problems["people in company"] = _company_problems(small, task, denoiser, made_up)
+    claimed = recipe.plan.epsilon()
     plan = recipe.plan
-    check_auditable(plan, trials)
-    streams = streams_of(recipe)
-    replayed = audit_replay(plan, recipe.seed)
-    cohorts = audit_cohorts(plan, streams)
-    one = audit_round(plan, streams, trials, watch=lambda k: watch(k, "one round, many times"))
-    claimed = plan.epsilon()
-    canaried = canary_run(recipe, canaries, lambda t: watch(trials + t, "training with canaries"))
-    problems = [*replayed, *cohorts.problems]
-    if not one.consistent:
-        problems.append(f"one round shows μ >= {one.mu_lower:.4g}, claimed {one.mu_claimed:.4g}")
-    problems += [
-        f"canaries show ε >= {found.epsilon_lower:.4g} in {found.seen}, claimed {claimed:.4g}"
+    if delta_at(claimed, plan.sampler, plan.num_clients, seen.noise_multiplier, plan.rounds) > (
+        1.01 * plan.target_delta
+    ):
+        problems["the plan's ε"] = ["it is smaller than what the rounds cost with the noise added"]
+    mu_claimed = plan.sensitivity(1.0) / plan.noise_stddev(1.0)
+    mu_lower = _mu_lower(small, trials, made_up, seen)
+    problems["the bound on μ"] = _bound_problems(mu_lower, mu_claimed)
+    watch(3, "canaries")
+    canaried = canary_run(recipe, task, denoiser, canaries)
+    problems["canaries"] = [
+        f"they show ε >= {found.epsilon_lower:.4g} in {found.seen}, claimed {claimed:.4g}"
         for found in canaried
         if found.epsilon_lower > claimed
     ]
+    watch(4, "")
+    found = [f"{where}: {text}" for where, texts in problems.items() for text in texts]
     return {
-        "mu_lower": one.mu_lower,
-        "mu_claimed": one.mu_claimed,
-        "epsilon_lower": run_epsilon(plan, one.mu_lower),
+        "mu_lower": mu_lower,
+        "mu_claimed": mu_claimed,
+        "epsilon_lower": run_epsilon(plan, mu_lower),
         "epsilon_claimed": claimed,
         "delta": plan.target_delta,
-        "consistent": not problems,
-        "confidence": one.confidence,
-        "problems": problems,
+        "consistent": not found,
+        "problems": found,
+        "confidence": CONFIDENCE,
+        "checks": {where: len(texts) for where, texts in problems.items()},
+        "power": {
+            "noise_values": seen.noise.size,
+            "noise_scale_error_found": scale_error_found(seen.noise.size, noise.FALSE_ALARMS / 10),
+            "deployed_values": noise.DRAWS,
+            "deployed_scale_error_found": scale_error_found(noise.DRAWS, noise.FALSE_ALARMS / 10),
+            "with_probability": 0.99,
+        },
         "relation": plan.relation,
         "rounds": plan.rounds,
-        "round": msgspec.to_builtins(one),
-        "replay": {"problems": replayed, "false_alarms": 0.0},
-        "cohorts": msgspec.to_builtins(cohorts),
+        "trials": trials,
         "canary": msgspec.to_builtins(canaried),
         "note": NOTE,
     }
 
 
-def streams_of(recipe: Recipe) -> RandomStreams:
-    """The randomness that a run of the recipe would use."""
-    return SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
+def check_auditable(plan: PrivacyPlan, trials: int) -> None:
+    """Refuse what makes no claim, and what could show nothing."""
+    if not plan.is_private:
+        raise InputError(
+            "plan.noise_multiplier is 0: no noise, so no privacy is claimed and there is nothing "
+            "to audit; choose a recipe with noise, or set plan.noise_multiplier=1"
+        )
+    if trials < FEWEST_TRIALS:
+        raise InputError(
+            f"trials must be at least {FEWEST_TRIALS}, got {trials}; fewer rounds cannot tell "
+            f"right cohorts from wrong ones: {TRIALS} take seconds"
+        )
+
+
+def run_epsilon(plan: PrivacyPlan, mu: float) -> float:
+    """ε of the whole run at the plan's δ, if one round with the person in it were μ-GDP.
+
+    Sampling and the number of rounds are taken as the plan says; the accountant is pld.
+    """
+    if mu == 0:
+        return 0.0
+    if math.isinf(mu):
+        return math.inf
+    noise_multiplier = plan.sampler.sensitivity_in_clip_norms / mu
+    if noise_multiplier < 1e-9:
+        return math.inf
+    return msgspec.structs.replace(plan, noise_multiplier=noise_multiplier).epsilon()
+
+
+def person_in(record: Record) -> int:
+    """Whose first update is clipped, as early as can be: it moves that sum by all it may."""
+    known: set[int] = set()
+    for seen in record:
+        lengths = made_up_lengths(seen.cohort, seen.number)
+        for j, length in zip(seen.cohort.tolist(), lengths, strict=True):
+            if j not in known and 1 <= length < math.inf:
+                return j
+        known |= set(seen.cohort.tolist())
+    return 0
 
 
 def canary_run(
-    recipe: Recipe, count: int | None = None, watch: Callable[[int], None] = lambda _: None
+    recipe: Recipe, task: Task, denoiser: AnyCallable, count: int | None
 ) -> list[CanaryAudit]:
     """Train the recipe once with canaries among its clients; none is no run."""
     if count == 0:
         return []
-    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
-    simulation, model = prepare(recipe, task, built(recipe.denoiser))
+    simulation, model = prepare(recipe, task, denoiser)
     server, layout = simulation.server, simulation.server.layout
     if count is None:
         # Canaries are each other's noise: k of them in d dimensions show no more than μ = √(d/k).
         count = max(FEWEST, min(500, recipe.plan.num_clients // 2, layout.dim // 4))
-    return audit_canaries(simulation, server.start(layout.read(model)), count, recipe.seed, watch)
+    return audit_canaries(simulation, server.start(layout.read(model)), count, recipe.seed)
+
+
+def _small(recipe: Recipe, rounds: int) -> Recipe:
+    """The same promise for fewer rounds, outside any population, to be run as a simulation."""
+    plan = msgspec.structs.replace(recipe.plan, rounds=min(recipe.plan.rounds, rounds))
+    return msgspec.structs.replace(
+        recipe, plan=plan, calibrate=None, population=None, budget=None, diagnose=False,
+        mode="simulation", device="cpu",
+    )  # fmt: skip
+
+
+def _deployed(recipe: Recipe) -> Recipe:
+    return msgspec.structs.replace(recipe, mode="deployed")
+
+
+def _many_rounds(recipe: Recipe, trials: int) -> tuple[Record, Seen, dict[str, list[str]]]:
+    """Cheap rounds, seeded and deployed: the boundary, the noise, the cohorts."""
+    plan, problems = recipe.plan, {}
+    kept = None
+    for name, chosen in (("seeded", recipe), ("deployed", _deployed(recipe))):
+        record = run_made_up(chosen, trials)
+        seen = boundary(plan, record)
+        problems[f"{name} rounds"] = seen.problems
+        draws = [r.draws[0].cpu().numpy() for r in record if len(r.draws) == 1]
+        if len({len(drawn) for drawn in draws}) == 1:
+            drawn = np.stack(draws)
+            problems[f"{name} rounds' noise"] = noise.noise_problems(drawn)
+        problems[f"{name} cohorts"] = cohorts.cohort_problems(
+            plan.sampler, plan.num_clients, [r.trained for r in record]
+        )
+        kept = kept or (record, seen)
+    assert kept is not None
+    return *kept, problems
+
+
+def _whole_runs(
+    recipe: Recipe, task: Task, denoiser: AnyCallable, place: Path, person: int
+) -> dict[str, list[str]]:
+    """Two worlds that differ in one person, and a deployed run that a budget ends."""
+    replaced = isinstance(recipe.plan.sampler, FixedSizeSampling)
+    attack = hostile(person)
+    one = run_world(recipe, altered(task, person), denoiser, place / "one", attack)
+    other = (
+        run_world(recipe, task, denoiser, place / "other", negated(attack, (person,)))
+        if replaced
+        else run_world(recipe, task, denoiser, place / "other", absent=(person,))
+    )
+    limited = msgspec.structs.replace(_deployed(recipe), budget=_budget(recipe.plan))
+    last = run_world(limited, altered(task, person), denoiser, place / "deployed", attack)
+    problems: dict[str, list[str]] = {}
+    for name, world in {"a run": one, "the neighbour's run": other, "a deployed run": last}.items():
+        seen = boundary(recipe.plan, world.record, world.absent)
+        problems[f"{name}, releases"] = seen.problems
+        problems[f"{name}, payments"] = payment_problems(world, seen.noise_multiplier)
+        problems[f"{name}, what leaves"] = leaving_problems(world)
+    problems["two neighbours' runs"] = neighbour_problems(one, other) + _others(one, other, person)
+    problems["a deployed run, budget"] = _budget_problems(last)
+    return problems
+
+
+def _others(one: World, other: World, person: int) -> list[str]:
+    """In the first round both worlds have one model and one cohort: nobody else may notice."""
+    rows = []
+    for world in (one, other):
+        first = next(iter(world.record))
+        sent = [row for rows_ in first.rows for row in rows_]
+        rows.append({int(j): row for j, row in zip(first.trained, sent, strict=True)})
+    shared = (rows[0].keys() & rows[1].keys()) - {person}
+    if (rows[0].keys() ^ rows[1].keys()) - {person}:
+        return ["who else trains depends on one person"]
+    for j in shared:
+        room = 1e-4 * float(rows[1][j].abs().max()) + 1e-12
+        if not float((rows[0][j] - rows[1][j]).abs().max()) <= room:
+            return ["one person's data changes another person's update"]
+    return []
+
+
+def _company_problems(
+    recipe: Recipe, task: Task, denoiser: AnyCallable, record: Record
+) -> list[str]:
+    """Whoever of a block has other data: nobody else's update may change."""
+    block = next((seen.cohort for seen in record if len(seen.cohort) > 1), np.arange(0))[:_BLOCK]
+    made = []
+    for person in (None, *block.tolist()):
+        changed = task if person is None else altered(task, person)
+        simulation, model = prepare(recipe, changed, denoiser)
+        params = simulation.server.layout.read(model)
+        made.append(simulation.engine.update(params, block, 0, 1, recipe.plan.clipping.start))
+    for k, rows in enumerate(made[1:]):
+        others = torch.arange(len(block)) != k
+        room = 1e-4 * float(made[0].abs().max()) + 1e-12
+        if not float((rows - made[0])[others].abs().max()) <= room:
+            return ["one person's data changes another person's update"]
+    return []
+
+
+def _budget(plan: PrivacyPlan) -> float:
+    """An ε that covers all rounds but the last, by the second opinion, with little to spare."""
+    enough = max(1, plan.rounds - 1)
+    least, most = 0.0, 1.0
+    arguments = (plan.sampler, plan.num_clients, plan.noise, enough)
+    while delta_at(most, *arguments) > plan.target_delta:
+        most *= 2
+    for _ in range(25):
+        middle = (least + most) / 2
+        above = delta_at(middle, *arguments) > plan.target_delta
+        least, most = (middle, most) if above else (least, middle)
+    return most * 1.001
+
+
+def _budget_problems(world: World) -> list[str]:
+    released = len(list(world.record))
+    if too_small(world, world.recipe.budget, released, world.recipe.plan.noise):
+        return [f"{released} rounds were released, which cost more than the budget"]
+    if released == 0:
+        return ["nothing was released although the budget covers rounds"]
+    return []
+
+
+def _mu_lower(recipe: Recipe, trials: int, record: Record, seen: Seen) -> float:
+    """How far the person moves releases, same noise, ÷ the largest likely noise."""
+    plan, person = recipe.plan, (person_in(record),)
+    replaced = isinstance(plan.sampler, FixedSizeSampling)
+    without = run_made_up(
+        recipe, trials, absent=() if replaced else person, opposite=person if replaced else ()
+    )
+    moved = [0.0]
+    for here, gone in zip(record, without, strict=False):
+        if here.releases and gone.releases:
+            way = np.linalg.norm(released(plan, here) - released(plan, gone))
+            moved.append(float(way) / plan.noise_stddev(here.bounds[0].norm))
+        if here.bounds[0].indicator and person[0] in here.cohort:
+            break  # from here on the two runs clip, and add noise, by norms of their own
+    most, deviation = np.max(moved), largest_deviation(seen.noise, CONFIDENCE)
+    # What is not finite, or has no noise, shows everything.
+    return float(most / deviation) if np.isfinite(most) and 0 < deviation < math.inf else math.inf
+
+
+def _bound_problems(lower: float, claimed: float) -> list[str]:
+    if lower > claimed:
+        return [f"μ >= {lower:.4g}, claimed {claimed:.4g}: a person shows more than is promised"]
+    if lower < NEAR * claimed:
+        return [
+            f"μ >= {lower:.4g} is far below the claim of {claimed:.4g}: a person who does all they "
+            "can is hardly seen, so this is not the mechanism that is claimed"
+        ]
+    return []

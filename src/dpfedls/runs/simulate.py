@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,9 +68,14 @@ def simulate(
     folder: Path | None,
     watch: Sequence[Watch] = (),
     ranks: Workers = ALONE,
+    observe: Callable[[Simulation], Simulation] = lambda simulation: simulation,
 ) -> Result:
-    """Train a task under a resolved recipe; whatever is wrong is found before a file is made."""
+    """Train a task under a resolved recipe; whatever is wrong is found before a file is made.
+
+    ``observe`` is for audits: it may put instruments between the parts of the simulation.
+    """
     simulation, model = prepare(recipe, task, denoiser)
+    simulation = observe(simulation)
     engine = simulation.engine
     ranks.begin(folder or Path())
     why = f"{engine.name}: {engine.reason}"

@@ -1,0 +1,183 @@
+"""Instruments between the parts of a real run: they record what passes and change nothing.
+
+The one exception is what the audit is about: a hostile person, whose update is made up, or who
+never answers. Everything recorded here is sensitive; an audit runs on data that may be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpfedls.clipping import Bound
+from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
+from dpfedls.engine import Engine
+from dpfedls.gaussian import Release
+from dpfedls.local_sgd import LocalUpdate
+from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.randomness import Noise, RandomStreams
+from dpfedls.sampling import Indices
+from dpfedls.simulation import Simulation
+
+Planted = Callable[[Indices, int, float, Updates], Updates]
+"""``planted(clients, round, clip norm, updates)``: what the clients send instead."""
+
+
+@dataclass
+class Round:
+    """What was seen of one round, on both sides of the privacy boundary."""
+
+    number: int
+    cohort: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    bounds: list[Bound] = field(default_factory=list)  # as handed to the engine
+    keys: list[int] = field(default_factory=list)
+    start: Vector | None = None  # the weights from which clients trained
+    clients: list[Indices] = field(default_factory=list)  # as they reached the local update
+    rows: list[Updates] = field(default_factory=list)  # what they sent, unclipped
+    totals: list[Vector] = field(default_factory=list)  # what left the engine
+    draws: list[torch.Tensor] = field(default_factory=list)  # standard normals
+    nonces: list[str] = field(default_factory=list)
+    paid: list[str] = field(default_factory=list)  # what the ledger lacked at each draw, or ""
+    releases: list[Release] = field(default_factory=list)
+
+    @property
+    def trained(self) -> Indices:
+        """Everybody who trained, in the order in which they did."""
+        return np.concatenate([np.empty(0, dtype=np.int64), *self.clients])
+
+
+@dataclass
+class Record:
+    """All rounds of a run; ``look`` is asked whether a round is paid for when noise is drawn."""
+
+    look: Callable[[list[str]], str] = lambda nonces: ""
+    rounds: dict[int, Round] = field(default_factory=dict)
+    current: int = 0
+
+    def __getitem__(self, t: int) -> Round:
+        return self.rounds.setdefault(t, Round(t))
+
+    def __iter__(self) -> Any:
+        return iter([self.rounds[t] for t in sorted(self.rounds)])
+
+
+@dataclass(frozen=True)
+class ObservedUpdate:
+    """The real local update, with what was planted in it."""
+
+    inner: LocalUpdate
+    record: Record
+    planted: Planted
+
+    def __call__(
+        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
+        rows = self.planted(
+            clients, round_, radius, self.inner(params, clients, round_, key, radius)
+        )
+        self.record[self.record.current].clients.append(clients.copy())
+        self.record[self.record.current].rows.append(rows.clone())
+        return rows
+
+
+@dataclass(frozen=True)
+class ObservedEngine(Engine):
+    """The real engine; ``absent`` never answer, as if the cohort had been drawn without them."""
+
+    record: Record = field(default_factory=Record)
+    absent: tuple[int, ...] = ()
+
+    def clipped_total(
+        self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
+    ) -> Vector:
+        self.record.current = round_
+        seen = self.record[round_]
+        seen.cohort, seen.start = cohort.copy(), params.clone()
+        seen.bounds.append(bound)
+        seen.keys.append(key)
+        here = cohort[~np.isin(cohort, self.absent)]
+        total = super().clipped_total(params, here, round_, key, bound)
+        seen.totals.append(total.clone())
+        return total
+
+
+@dataclass(frozen=True)
+class ObservedStreams:
+    """The real streams; when noise is drawn, the ledger is looked at."""
+
+    inner: RandomStreams
+    record: Record
+
+    def sampling(self, round_: int) -> np.random.Generator:
+        return self.inner.sampling(round_)
+
+    def shuffling(self, round_: int) -> int:
+        return self.inner.shuffling(round_)
+
+    def noise(self, round_: int) -> Noise:
+        real, seen = self.inner.noise(round_), self.record[round_]
+
+        def draw(dim: int, device: torch.device) -> torch.Tensor:
+            seen.paid.append(self.record.look(seen.nonces))
+            drawn = real(dim, device)
+            seen.draws.append(drawn.clone())  # the server scales it in place
+            return drawn
+
+        return draw
+
+    def nonce(self, round_: int) -> str:
+        nonce = self.inner.nonce(round_)
+        self.record[round_].nonces.append(nonce)
+        return nonce
+
+
+class ObservedDenoiser:
+    """The real denoiser; the releases it was given are kept."""
+
+    def __init__(self, inner: AnyCallable, record: Record) -> None:
+        self.inner, self.record = inner, record
+        if hasattr(inner, "ahead"):
+            self.ahead = inner.ahead  # pyright: ignore[reportAttributeAccessIssue]
+
+    def start(self, layout: Layout) -> Memory:
+        return first_memory(self.inner, layout)
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
+        kept = replace(release, value=release.value.clone())
+        self.record[self.record.current].releases.append(kept)
+        return denoise(self.inner, release, memory)
+
+
+def as_trained(clients: Indices, round_: int, norm: float, updates: Updates) -> Updates:
+    """Nothing planted."""
+    return updates
+
+
+def observed(
+    simulation: Simulation, record: Record, planted: Planted = as_trained, absent: Any = ()
+) -> Simulation:
+    """The same simulation with an instrument at every joint."""
+    engine = simulation.engine
+    watched = ObservedEngine(
+        engine.name,
+        engine.reason,
+        ObservedUpdate(engine.update, record, planted),
+        engine.data,
+        engine.block_size,
+        engine.ranks,
+        record,
+        tuple(absent),
+    )
+    server = replace(
+        simulation.server, denoiser=ObservedDenoiser(simulation.server.denoiser, record)
+    )
+    return replace(
+        simulation,
+        engine=watched,
+        server=server,
+        streams=ObservedStreams(simulation.streams, record),
+    )
