@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 
-from dpfedls.parameters import Updates, Vector
+from dpfedls.parameters import Updates
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def clip(updates: Updates, norm: float) -> Updates:
     return (updates * roots).mul_(roots).masked_fill_(~torch.isfinite(lengths)[:, None], 0.0)
 
 
-def clipped_sum(updates: Updates, bound: Bound) -> Vector:
+def clipped_sum(updates: Updates, bound: Bound) -> Float[torch.Tensor, "contribution"]:
     """The sum of the clipped rows in float64; few at a time, so that they stay in the caches.
 
     With an indicator one coordinate follows: indicator · Σ(1[inside] − ½). An update counts as
