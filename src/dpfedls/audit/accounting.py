@@ -28,7 +28,7 @@ def delta_at(
     step = 2.0 if isinstance(sampler, FixedSizeSampling) else 1.0
     rate = sampler.sampling_rate(num_clients)
     return max(
-        float(np.sum(masses * np.clip(-np.expm1(epsilon - losses), 0, None)))
+        float(np.sum(masses * -np.expm1(np.minimum(epsilon - losses, 0.0))))
         for losses, masses in _composed(rate, noise_multiplier / step, rounds)
     )
 
