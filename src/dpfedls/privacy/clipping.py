@@ -47,8 +47,9 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     """A norm that follows a quantile of the updates' lengths (Andrew et al. 2021).
 
     After a round whose noisy share of updates inside the ball was b, the norm becomes
-    C · exp(−η_t (b − quantile)), with η_t = 0.2 + 4 · 0.7^t: large steps first, so that a start
-    100 times too small or too large is mended within about ten rounds.
+    C · exp(−η_t · s), where s is b − quantile, scaled to run from −½ (nobody inside) to ½
+    (everybody), and η_t = 0.2 + 4 · 0.7^t: large steps first, so that a start 100 times too small
+    or too large is mended within about ten rounds.
 
     Guarantees: update and indicator together have norm at most 1.01 · C, whatever the update is,
     so the pair costs what the update alone would cost with 1 % less noise.
@@ -78,7 +79,8 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
             return norm
         # A share is between 0 and 1; noise may say otherwise, and then means no more than that.
         away = min(max(inside, 0.0), 1.0) - self.quantile
-        moved = norm * math.exp(-(_PACE + _HASTE * _CALM**round_) * away)
+        scaled = away / (2 * (1 - self.quantile) if away > 0 else 2 * self.quantile)
+        moved = norm * math.exp(-(_PACE + _HASTE * _CALM**round_) * scaled)
         return min(max(moved, _LEAST), _MOST)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dpfedls.denoising import AnyCallable
+from dpfedls.denoising import AnyCallable, Chain
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
@@ -161,17 +161,17 @@ def open_run(
 
 
 def _notes(run: Run) -> dict[str, object]:
-    code = {"denoiser": run.server.denoiser, "loss": run.task.loss, **run.task.metrics}
-    named = {key: thing for key, thing in code.items() if not _is_ours(thing)}
+    denoiser, task = run.server.denoiser, run.task
+    steps = denoiser.steps if isinstance(denoiser, Chain) else (denoiser,)
+    code = [("loss", task.loss), *task.metrics.items(), *(("denoiser", step) for step in steps)]
+    if own.is_own(run.recipe.task):
+        code.append(("task", own.load(run.recipe.task, "task")))
     return {
         "engine": run.engine,
         "model": {"class": own.name_of(run.model), "parameters": run.server.layout.dim},
         "own_code": [
             {"used_as": key, "name": own.name_of(thing), "sha256": own.source_digest(thing)}
-            for key, thing in named.items()
+            for key, thing in code
+            if not own.name_of(thing).startswith("dpfedls.")
         ],
     }
-
-
-def _is_ours(thing: object) -> bool:
-    return own.name_of(thing).startswith("dpfedls.")
