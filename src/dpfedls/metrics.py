@@ -37,8 +37,8 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
         x, y = each(lambda part, at=start: as_input(part[at : at + _BATCH]).to(device), samples)
         outputs = model(x)
         for name, metric in {**metrics, "loss": loss}.items():
-            value = torch.as_tensor(metric(outputs, y))
-            if value.dim() and len(value) == len(y):
+            value = _value(name, metric, outputs, y)
+            if value.dim():
                 sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float().sum()
             elif name == "loss":
                 raise InputError("loss must give one number per sample: use reduction='none'")
@@ -51,5 +51,21 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
         everything = tree.tree_unflatten(joined, parts[0][1])
         labels = torch.cat([y for _, y in kept])
         for name in metrics.keys() - sums.keys():
-            found[name] = float(metrics[name](everything, labels))
+            found[name] = float(_value(name, metrics[name], everything, labels))
     return found
+
+
+def _value(name: str, metric: Metric, outputs: Any, targets: Tensor) -> Tensor:
+    try:
+        value = torch.as_tensor(metric(outputs, targets))
+    except Exception as error:
+        raise InputError(
+            f"{name} fails on outputs of the model and {len(targets)} targets ({error}); it must "
+            "give one number, or one per sample"
+        ) from error
+    if value.dim() and value.shape != targets.shape[:1]:
+        raise InputError(
+            f"{name} gave a tensor of shape {tuple(value.shape)} for {len(targets)} samples; it "
+            "must give one number, or one per sample"
+        )
+    return value

@@ -74,9 +74,10 @@ class Engine:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in short."""
+    """The first sentence of what an exception says."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = lines[0].partition(". ")[0] if lines else ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _named(clients: Indices) -> str:

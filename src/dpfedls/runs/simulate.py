@@ -15,8 +15,10 @@ from dpfedls.denoising import AnyCallable
 from dpfedls.engine import choose
 from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.errors import InputError
+from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
+from dpfedls.people.samples import each
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs.folder import is_free, read_recipe
 from dpfedls.runs.recipe import PYTHON, Recipe, built
@@ -106,6 +108,8 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
     check_samples(model, task.data, "clients", task.loss)
     if task.test is not None:
         check_samples(model, task.test, "test", task.loss)
+        few = each(lambda part: part[:2], task.test)
+        evaluate(model, few, task.loss, task.metrics)  # a metric that fails, fails now
     engine = choose(
         model,
         task.data.to(next(model.parameters()).device),

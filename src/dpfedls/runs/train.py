@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from dpfedls.runs.watch import Progress
 from dpfedls.sampling import PoissonSampling
 from dpfedls.tasks import own
 from dpfedls.tasks.task import Task
+
+log = logging.getLogger("dpfedls")
 
 
 def train(
@@ -69,8 +72,8 @@ def train(
         )
     if local is not None and not isinstance(local, LocalSGD):
         raise InputError(
-            f"local = {local!r} is no dpfedls.LocalSGD; clients take plain SGD steps, whose length "
-            "the clip norm bounds: give for example LocalSGD(epochs=5, learning_rate=0.1)"
+            f"local is {own.name_of(local)}, not dpfedls.LocalSGD; clients take plain SGD steps, "
+            "whose length the clip norm bounds: give LocalSGD(epochs=5, learning_rate=0.1), say"
         )
     recipe = Recipe(
         task=PYTHON,
@@ -92,7 +95,10 @@ def train(
     task = Task(data, model, held, loss=loss, metrics=metrics or {}, test_from=test_from)
     watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
     place = None if folder is None else Path(folder)
-    return simulate(recipe, task, denoiser or Identity(), place, watchers)
+    result = simulate(recipe, task, denoiser or Identity(), place, watchers)
+    if result.exhausted is not None:
+        log.warning("%s", result.exhausted)
+    return result
 
 
 DEFAULT_LOCAL = LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
