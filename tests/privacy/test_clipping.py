@@ -17,6 +17,8 @@ from dpfedls.denoising import Identity
 from dpfedls.parameters import Layout
 from dpfedls.privacy.clipping import FixedClipping
 from dpfedls.privacy.ledger import MemoryLedger
+from dpfedls.privacy.statement import statement
+from dpfedls.privacy.wording import text
 from dpfedls.server import Server
 from federations import linear_clients, local, start_model
 
@@ -123,6 +125,14 @@ def test_training_with_an_adaptive_norm_learns_from_any_start_and_says_the_norm(
     assert [result.history[0].clip_norm for result in results] == [0.02, 2.0, 200.0]
     ends = [result.clip_norm for result in results]
     assert max(ends) < 4 * min(ends)
+
+
+def test_the_statement_says_what_the_norm_follows():
+    page = text(statement(adaptive(), mode="simulation"))
+    assert "follows the 0.5 quantile of their lengths" in page
+    assert "each update clipped to 0.3" in text(
+        statement(adaptive(clip_norm=0.3), mode="simulation")
+    )
 
 
 def test_bad_values_are_refused():

@@ -141,10 +141,9 @@ def text(values: dict[str, Any]) -> str:
         f"- **Released:** {values['released']}.",
         f"- **Trust:** {values['trust']}.",
         f"- **Mechanism:** {how['sampler']}, {how['expected_cohort']:g} of {how['num_clients']} "
-        f"clients expected in each round (rate {how['rate']:g}); each update clipped to "
-        f"{_number(how['clip_norm'])}; Gaussian noise of standard deviation "
-        f"{how['noise_stddev']:g} on the sum (noise multiplier {how['noise_multiplier']:g}, "
-        f"sensitivity {_number(how['sensitivity'])}).",
+        f"clients expected in each round (rate {how['rate']:g}); {_clipping(how)}; Gaussian noise "
+        f"of standard deviation {how['noise_stddev']:g} on the sum (noise multiplier "
+        f"{how['noise_multiplier']:g}, sensitivity {_number(how['sensitivity'])}).",
         f"- **By accountant:** {_by_accountant(values)}",
         f"- **Gaussian DP:** μ = {_number(values['mu'])} covers the whole curve below.",
         f"- **Groups at the same δ:** {_groups(values)}.",
@@ -169,6 +168,17 @@ _SIMULATED = (
     "The numbers say what the same run would cost when deployed; they protect nobody here."
 )
 _DEPLOYED = "**Deployed.** Noise and sampling came from the operating system's entropy."
+
+
+def _clipping(how: dict[str, Any]) -> str:
+    """One norm, or where it starts and what it follows; noise follows the norm."""
+    start = _number(how["clip_norm"])
+    if how["clipping"]["kind"] == "fixed":
+        return f"each update clipped to {start}"
+    return (
+        f"each update clipped to a norm that follows the {how['clipping']['quantile']:g} quantile "
+        f"of their lengths, released with them; in the first round, at norm {start}"
+    )
 
 
 def _by_accountant(values: dict[str, Any]) -> str:
