@@ -1,0 +1,275 @@
+"""``dpfedls.train`` has what a built-in recipe has: folder, resume, statement, watchers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+
+import dpfedls
+from dpfedls import InputError, Momentum
+from dpfedls.commands import main as cli
+from dpfedls.runs.verify import verify
+from dpfedls.runs.watch import Pace, describe
+from federations import linear_clients, local, plan, start_model
+
+TEST = linear_clients(1, 100)[0]
+
+
+def train(**changes):
+    values = {"model": start_model(), "clients": linear_clients(), "plan": plan(rounds=6)}
+    return dpfedls.train(**(values | {"local": local(), "test": TEST} | changes))
+
+
+def weights(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def stop_after(last):
+    def watch(record):
+        if record.round == last:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+class Remember:
+    """A denoiser with memory: the mean of all releases so far, and how many they were."""
+
+    def start(self, layout):
+        return {"mean": torch.zeros(layout.dim), "count": torch.zeros(1)}
+
+    def __call__(self, release, memory):
+        count = memory["count"] + 1
+        mean = memory["mean"] + (release.value - memory["mean"]) / count
+        return mean, {"mean": mean, "count": count}
+
+
+@pytest.mark.parametrize("denoiser", [None, Remember(), dpfedls.chain(Remember(), Momentum())])
+def test_the_same_call_goes_on_after_ctrl_c_to_the_same_model(tmp_path, denoiser):
+    whole = train(denoiser=denoiser, folder=tmp_path / "whole")
+    for last in (1, 4):
+        with pytest.raises(KeyboardInterrupt):
+            train(denoiser=denoiser, folder=tmp_path / "cut", watch=[stop_after(last)])
+    result = train(denoiser=denoiser, folder=tmp_path / "cut")
+    assert torch.equal(weights(result.model), weights(whole.model))
+    assert [record.round for record in result.history] == [1, 2, 3, 4, 5, 6]
+    assert verify(tmp_path / "cut")["valid"], verify(tmp_path / "cut")["problems"]
+    loaded = dpfedls.load(tmp_path / "cut", start_model())
+    assert torch.equal(weights(loaded), weights(whole.model))
+    again = train(denoiser=denoiser, folder=tmp_path / "cut")  # finished: nothing is trained
+    assert again.epsilon == whole.epsilon
+    assert torch.equal(weights(again.model), weights(whole.model))
+
+
+def test_memory_makes_a_difference_and_is_sealed(tmp_path):
+    plain, remembering = train(), train(denoiser=Remember(), folder=tmp_path / "r")
+    assert not torch.equal(weights(plain.model), weights(remembering.model))
+    kept = load_file(tmp_path / "r" / "checkpoint" / "state.safetensors")
+    assert kept["memory.count"].tolist() == [6]
+    assert "test_train:Remember" in (tmp_path / "r" / "recipe.toml").read_text()
+    (noted,) = json.loads((tmp_path / "r" / "notes.json").read_text())["own_code"]
+    assert noted["used_as"] == "denoiser"
+    assert len(noted["sha256"]) == 64
+
+
+def test_a_denoiser_may_say_from_where_clients_start():
+    """Look-ahead: the second round's clients start from the weights it names."""
+    seen = []
+
+    class Ahead(Remember):
+        def ahead(self, params, memory):
+            seen.append(float(memory["count"]))
+            return params + 1.0
+
+    assert not torch.equal(weights(train(denoiser=Ahead()).model), weights(train().model))
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def test_another_model_promise_or_denoiser_does_not_go_on_with_a_run(tmp_path):
+    train(folder=tmp_path / "r")
+    with pytest.raises(InputError, match="another recipe"):
+        train(folder=tmp_path / "r", plan=plan(rounds=7))
+    with pytest.raises(InputError, match="another recipe"):
+        train(folder=tmp_path / "r", denoiser=Remember())
+    other = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    with pytest.raises(InputError, match="another model or denoiser"):
+        train(folder=tmp_path / "r", model=other)
+    with pytest.raises(InputError, match="holds another model"):
+        dpfedls.load(tmp_path / "r", other)
+
+
+def test_epsilon_alone_makes_a_plan_and_says_it():
+    result = dpfedls.train(model=start_model(), clients=linear_clients(30), epsilon=3.0)
+    assert 2.99 < result.epsilon <= 3.0
+    assert result.plan.delta == pytest.approx(30**-1.1)
+    assert result.recipe.plan == result.plan
+    assert result.metrics == {}
+    assert result.accuracy is None
+    for wrong in ({}, {"epsilon": 1.0, "plan": plan()}, {"plan": plan(), "delta": 0.1}):
+        with pytest.raises(InputError):
+            dpfedls.train(model=start_model(), clients=linear_clients(), **wrong)
+
+
+def test_deployed_noise_needs_a_folder_and_is_never_the_same(tmp_path):
+    with pytest.raises(InputError, match="give folder="):
+        train(mode="deployed")
+    one, two = (train(mode="deployed", folder=tmp_path / name) for name in "ab")
+    assert not torch.equal(weights(one.model), weights(two.model))
+    assert one.statement["mode"] == "deployed"
+    assert one.summary()["seconds_per_round"] is None
+    assert not any("seconds" in line for line in (tmp_path / "a" / "rounds.jsonl").open())
+    assert verify(tmp_path / "a")["valid"]
+
+
+def test_without_a_folder_no_durable_ledger_is_claimed(tmp_path):
+    claimed = [" ".join(train(folder=f).statement["enforced"]) for f in (None, tmp_path / "r")]
+    assert "paid for in the ledger" not in claimed[0]
+    assert "for as long as the process lives" in claimed[0]
+    assert "paid for in the ledger" in claimed[1]
+
+
+def test_runs_of_one_population_share_one_budget(tmp_path, caplog):
+    once = plan(rounds=6).epsilon()
+    first = train(folder=tmp_path / "runs" / "a", population="p", budget=1.2 * once)
+    second = train(folder=tmp_path / "runs" / "b", population="p")
+    assert first.exhausted is None
+    assert second.exhausted is not None
+    assert 0 < len(second.history) < 6
+    assert "budget of the population exhausted" in caplog.text
+
+
+def test_loggers_and_progress_see_every_round(tmp_path, capsys):
+    seen = []
+    logger = dpfedls.CsvLogger(tmp_path / "log.csv")
+    train(watch=[logger, seen.append], progress=True)
+    rows = list(csv.DictReader((tmp_path / "log.csv").open()))
+    assert (
+        [int(row["round"]) for row in rows] == [record.round for record in seen] == [*range(1, 7)]
+    )
+    assert float(rows[-1]["accuracy"]) == pytest.approx(seen[-1].accuracy)
+    assert "round 6/6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("logger", [dpfedls.TensorBoardLogger, dpfedls.MlflowLogger])
+def test_a_logger_whose_package_is_missing_says_what_to_install(logger, tmp_path, monkeypatch):
+    for name in ("tensorboard", "torch.utils.tensorboard", "mlflow"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    with pytest.raises(InputError, match=r"pip install 'dpfedls\["):
+        logger(tmp_path) if logger is dpfedls.TensorBoardLogger else logger()
+
+
+def test_time_left_is_not_told_from_the_first_step(monkeypatch):
+    now = iter([0.0, 100.0, 101.0, 103.0])
+    monkeypatch.setattr("dpfedls.runs.watch.time.perf_counter", lambda: next(now))
+    next(now)  # the start
+    pace = Pace(10)
+    assert pace.left(1) == ""  # it took 100 s, to compile
+    assert pace.left(2) == "8 s left"
+    assert pace.left(4) == "6 s left"
+
+
+def test_regression_has_metrics_of_its_own_and_no_accuracy(tmp_path):
+    x = torch.randn(200, 4)
+    clients = [(x[i : i + 5], x[i : i + 5].sum(dim=1)) for i in range(0, 200, 10)]
+
+    def absolute(outputs, targets):
+        return (outputs.squeeze(-1) - targets).abs()  # one per sample
+
+    def worst(outputs, targets):
+        return absolute(outputs, targets).max()  # one for all
+
+    result = train(
+        model=nn.Linear(4, 1),
+        clients=clients,
+        loss=lambda outputs, targets: absolute(outputs, targets) ** 2,
+        metrics={"mae": absolute, "worst": worst},
+        test=(x.numpy(), x.sum(dim=1).numpy()),
+        folder=tmp_path / "r",
+    )
+    outputs = result.model(x)
+    assert result.metrics["mae"] == pytest.approx(float(absolute(outputs, x.sum(1)).mean()), 1e-5)
+    assert result.metrics["worst"] == pytest.approx(float(worst(outputs, x.sum(1))), 1e-5)
+    assert set(result.metrics) == {"mae", "worst", "loss"}
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert "Test mae" in page
+    assert "accuracy" not in page.partition("Privacy statement")[0]
+    assert "mae" in describe(result.history[-1])
+
+
+OWN = """
+import torch
+from dpfedls import ClientData, Task
+def make(num_clients, streams):
+    rng = streams.generator("split")
+    x = torch.from_numpy(rng.standard_normal((num_clients, 6, 4))).float()
+    y = (x.sum(dim=-1) > 0).long()
+    return Task(ClientData.from_pairs(zip(x, y)), torch.nn.Linear(4, 2), (x[0], y[0]),
+                test_from="the first person, trained on")
+def wrong(num_clients, streams):
+    return 3
+"""
+
+
+def test_an_own_task_runs_resumes_with_trust_and_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tasks.py").write_text(OWN)
+    (tmp_path / "mine.toml").write_text(
+        'task = "./tasks.py:make"\n[plan]\nsampler = { kind = "poisson", rate = 0.5 }\n'
+        "num_clients = 20\nrounds = 3\nclip_norm = 0.5\nnoise_multiplier = 1.0\n"
+        "[local]\nepochs = 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        monkeypatch.setattr("sys.argv", ["dpfedls", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, *capsys.readouterr()
+
+    code, out, _ = command("run", "mine.toml", "--out", "r", "--json")
+    assert code == 0
+    assert json.loads(out)["task"] == f"{tmp_path}/tasks.py:make"
+    assert command("resume", "r")[0] == 2
+    assert command("resume", "r", "--trust", "--json")[0] == 0
+    assert "the first person, trained on" in (tmp_path / "r" / "privacy.json").read_text()
+    code, _, err = command("run", "mine.toml", "--set", "task=./tasks.py:wrong", "--out", "x")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "must return dpfedls.Task" in err
+    assert not (tmp_path / "x").exists()
+    for name, words in (("./no.py:make", "is not there"), ("no_such.module:make", "cannot be imp")):
+        code, _, err = command("run", "mine.toml", "--set", f"task={name}", "--out", "x")
+        assert (code, words in err) == (2, True)
+
+
+def test_a_metric_that_fails_is_told_before_anything_is_written(tmp_path):
+    for metric in (lambda outputs, targets: "much", lambda outputs, targets: 1 / 0):
+        with pytest.raises(InputError, match="it must give one number"):
+            train(metrics={"mine": metric}, folder=tmp_path / "r")
+        assert not (tmp_path / "r").exists()
+    with pytest.raises(InputError, match="the name of the mean loss"):
+        train(metrics={"loss": lambda outputs, targets: 1.0})
+
+
+def test_which_engine_trained_and_why_is_logged_and_kept(tmp_path, caplog):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+    with caplog.at_level(logging.INFO, "dpfedls"):
+        result = train(model=Branches(), folder=tmp_path / "r")
+    assert result.engine.startswith("looped: ")
+    assert "Branches" in result.engine
+    assert "engine: looped" in caplog.text
+    assert json.loads((tmp_path / "r" / "notes.json").read_text())["engine"] == result.engine
+    assert train(engine="vmapped").engine.startswith("vmapped")
+    assert np.isfinite(result.loss)
