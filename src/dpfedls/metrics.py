@@ -58,14 +58,11 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
 def _value(name: str, metric: Metric, outputs: Any, targets: Tensor) -> Tensor:
     try:
         value = torch.as_tensor(metric(outputs, targets))
+        if value.dim() and value.shape != targets.shape[:1]:
+            raise ValueError(f"it gave a tensor of shape {tuple(value.shape)}")
     except Exception as error:
         raise InputError(
             f"{name} fails on outputs of the model and {len(targets)} targets ({error}); it must "
             "give one number, or one per sample"
         ) from error
-    if value.dim() and value.shape != targets.shape[:1]:
-        raise InputError(
-            f"{name} gave a tensor of shape {tuple(value.shape)} for {len(targets)} samples; it "
-            "must give one number, or one per sample"
-        )
     return value

@@ -125,7 +125,7 @@ def _conv2d(layer: nn.Conv2d, values: Tensor, weight: Tensor, bias: Tensor | Non
     padding = plain_padding(weight.shape, *convolution_options(layer))
     if padding is not None and on_tensor_cores(values):
         return Convolution.apply(values, weight, bias, padding)  # pyright: ignore[reportReturnType]
-    # One client after another: each convolution is large enough, and none is turned round first.
+    # One client after another: each convolution is large enough, and none needs a transpose first.
     options = (layer.stride, layer.padding, layer.dilation, layer.groups)
     biases = [None] * len(weight) if bias is None else bias.unbind()
     parts = zip(values.unbind(), weight.unbind(), biases, strict=True)

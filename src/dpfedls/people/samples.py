@@ -37,7 +37,7 @@ def as_samples(pair: Any, where: str) -> Samples:
 
 
 def as_input(values: Tensor) -> Tensor:
-    """What models want: float32; symbols and labels (stored small) as int64; masks as they are."""
+    """What models want: float32; tokens and labels (stored small) as int64; masks as they are."""
     if values.is_floating_point():
         return values.float()
     return values if values.dtype == torch.bool else values.long()

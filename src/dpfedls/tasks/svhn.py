@@ -79,14 +79,14 @@ def _task(
     network: nn.Sequential,
 ) -> Task:
     data = iid(*samples, num_clients, streams.generator("partition"))
-    judged, labels = read("test")
+    held, labels = read("test")
     order = torch.from_numpy(streams.generator("split").permutation(len(labels)))
     validation, test = order[:_VALIDATION], order[_VALIDATION:]
     return Task(
         data,
         nn.Sequential(Standardise(MEAN, STDDEV), *network),
-        test=(judged[test], labels[test]),
-        validation=(judged[validation], labels[validation]),
+        test=(held[test], labels[test]),
+        validation=(held[validation], labels[validation]),
     )
 
 
