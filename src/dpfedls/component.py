@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from dpfedls.errors import InputError
@@ -15,7 +17,7 @@ class Component(
 
 def check_types(value: msgspec.Struct, where: str) -> None:
     """Refuse fields of another type than declared: msgspec checks what it decodes, not Python's."""
-    for field in msgspec.structs.fields(value):
+    for field in _fields(type(value)):
         found = getattr(value, field.name)
         if isinstance(found, msgspec.Struct) and isinstance(found, field.type):
             continue  # convert would refuse a subclass
@@ -24,3 +26,6 @@ def check_types(value: msgspec.Struct, where: str) -> None:
         except msgspec.ValidationError as error:
             what = str(error).partition(" - at")[0].replace("Expected", "expected")
             raise InputError(f"{where}{field.name} = {found!r} will not do: {what}") from error
+
+
+_fields = functools.cache(msgspec.structs.fields)  # it evaluates annotations, which takes a while

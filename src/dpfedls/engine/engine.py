@@ -38,7 +38,7 @@ class Engine:
     ) -> Total:
         """The sum of the cohort's clipped updates, in float64; sensitive until noise is added."""
         mine = self.ranks.share(cohort, self.data.sizes[cohort])
-        total = clipped_sum(params.new_empty(0, len(params)), bound)
+        total = params.new_zeros(len(params) + (bound.indicator > 0), dtype=torch.float64)
         with self._threads():
             for block in self._blocks(mine):
                 total += clipped_sum(self._updates(params, block, round_, key, bound.norm), bound)
