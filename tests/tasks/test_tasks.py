@@ -130,6 +130,7 @@ def test_shakespeares_roles_are_leafs(data_folder, monkeypatch):
 def test_shakespeares_windows_are_views_and_stay_within_a_role(data_folder, monkeypatch):
     monkeypatch.setenv("DPFEDLS_DATA", str(data_folder))
     task = make_task("shakespeare-lstm", 975, SeededStreams(0))
+    assert "roles that are trained on" in task.test_from
     data = task.data
     assert data.num_clients == 975
     assert data.sizes.sum() == 2_950_359

@@ -41,7 +41,13 @@ def _task(
     order = torch.from_numpy(streams.generator("split").permutation(len(targets)))
     trained, held = order[:_TRAINED], order[_TRAINED:]
     data = divide(features[trained], targets[trained], streams.generator("partition"))
-    return Task(data, logistic_regression(784, 10), read("t10k"), (features[held], targets[held]))
+    return Task(
+        data,
+        logistic_regression(784, 10),
+        test=read("t10k"),
+        validation=(features[held], targets[held]),
+        test_from="MNIST's test images, which are dealt out to nobody",
+    )
 
 
 def read(part: str) -> tuple[Tensor, Tensor]:

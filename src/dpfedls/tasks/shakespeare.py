@@ -59,6 +59,7 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
         character_lstm(alphabet),
         test=pick(bounds[:, 1] - WINDOW - tested, tested),
         validation=pick(bounds[:, 0] + trained, validated),
+        test_from="the roles that are trained on, the last fifth of what each says",
     )
 
 
