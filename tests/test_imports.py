@@ -75,3 +75,11 @@ def test_public_names_are_all_there_and_importing_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_core_stays_small_enough_to_read():
+    """The files beside __init__.py and what the promise is made of: an afternoon's reading."""
+    files = [path for path in ROOT.glob("*.py") if path.name != "__init__.py"]
+    files += [ROOT / "privacy" / f"{name}.py" for name in ("plan", "event", "ledger", "statement")]
+    assert len(files) > 12
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 1600

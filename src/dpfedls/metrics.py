@@ -7,11 +7,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as tree
 
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import Loss
-from dpfedls.people.samples import Samples, as_input, each
+from dpfedls.people.samples import Samples, as_input, each, joined
 
 Metric: TypeAlias = Callable[[Any, Tensor], "Tensor | float"]
 """``metric(outputs, targets)``: one number for all samples, or one per sample to be averaged."""
@@ -46,10 +45,7 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
             kept.append(each(lambda part: part.cpu(), (outputs, y)))
     found = {name: float(total) / count for name, total in sums.items()}
     if kept:
-        parts = [tree.tree_flatten(outputs) for outputs, _ in kept]
-        joined = [torch.cat(leaves) for leaves in zip(*(p[0] for p in parts), strict=True)]
-        everything = tree.tree_unflatten(joined, parts[0][1])
-        labels = torch.cat([y for _, y in kept])
+        everything, labels = joined(kept)
         for name in metrics.keys() - sums.keys():
             found[name] = float(_value(name, metrics[name], everything, labels))
     return found

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 Vector = Float[Tensor, "dim"]
 Updates = Float[Tensor, "clients dim"]
-Total = Float[Tensor, "total"]
-"""A sum of updates, and behind it one coordinate more where the clip norm adapts."""
+Total = Float[Tensor, "total"]  # a sum of updates, one coordinate longer where the norm adapts
 
 
 @dataclass(frozen=True)
