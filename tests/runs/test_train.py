@@ -136,6 +136,8 @@ def test_without_a_folder_no_durable_ledger_is_claimed(tmp_path):
 
 
 def test_runs_of_one_population_share_one_budget(tmp_path, caplog):
+    with pytest.raises(InputError, match="has no ledger there; give folder="):
+        train(population="p", budget=1.0)
     once = plan(rounds=6).epsilon()
     first = train(folder=tmp_path / "runs" / "a", population="p", budget=1.2 * once)
     second = train(folder=tmp_path / "runs" / "b", population="p")

@@ -70,6 +70,11 @@ def train(
             'mode = "deployed" pays for every round on disk before its noise is drawn, so that no '
             'crash forgets what was spent; give folder="runs/mine"'
         )
+    if population is not None and folder is None:
+        raise InputError(
+            f'population = "{population}" shares one budget on disk among runs, and this one has '
+            'no ledger there; give folder="runs/mine"'
+        )
     if local is not None and not isinstance(local, LocalSGD):
         raise InputError(
             f"local is {own.name_of(local)}, not dpfedls.LocalSGD; clients take plain SGD steps, "
