@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from dpfedls.engine.vmapped import VmappedUpdate
-from dpfedls.local_sgd import LocalSGD, LoopedUpdate, cross_entropy
+from dpfedls.local_sgd import LocalSGD, LoopedUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
+from dpfedls.people.losses import cross_entropy
 from dpfedls.tasks.models import character_lstm, cnn
 
 # model, how many clients, features of so many samples, steps timed, clip norm, learning rate

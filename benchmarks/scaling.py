@@ -28,7 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload, draw
 
 from dpfedls import ClientData, LocalSGD
-from dpfedls.local_sgd import cross_entropy, schedule
+from dpfedls.local_sgd import schedule
+from dpfedls.people.losses import cross_entropy
 from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord

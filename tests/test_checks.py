@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpfedls import ClientData, InputError, LazyClients
-from dpfedls.local_sgd import cross_entropy
 from dpfedls.people.checks import check_model, check_samples
+from dpfedls.people.losses import cross_entropy
 from dpfedls.tasks.models import LSTM, character_lstm, cnn
 
 

@@ -20,6 +20,16 @@ def server(**changes):
     return Server(promised, changes.pop("denoiser", Identity()), LAYOUT, ledger, **changes)
 
 
+def test_a_falling_rate_takes_its_last_step_with_one_part_in_the_number_of_rounds():
+    s = server(rate=0.9, schedule="linear")
+    state, steps = s.start(torch.zeros(6)), []
+    for t in range(9):
+        after = s.finish_round(state, torch.full((6,), 8.0, dtype=torch.float64), NOISE(t), f"{t}")
+        steps.append(float((after.params - state.params)[0]))
+        state = after
+    assert steps == pytest.approx([0.9 * (9 - t) / 9 for t in range(9)], rel=1e-5)
+
+
 def test_one_round_is_the_papers_equation():
     total = torch.arange(6, dtype=torch.float64)
     s = server(denoiser=LaplacianSmoothing(strength=2.0), rate=0.5)

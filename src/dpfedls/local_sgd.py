@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -28,13 +28,12 @@ from dpfedls.errors import (
     require_positive,
 )
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.losses import Loss, require_one_loss_per_sample
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
 Tree: TypeAlias = Any
 """A tensor, or a dict, tuple or list of trees: what a model takes and returns."""
-Loss: TypeAlias = Callable[[Any, Any], Float[Tensor, "samples"]]
-"""``loss(outputs, targets)`` gives one loss per sample, of whatever the model returns."""
 
 
 @runtime_checkable
@@ -46,11 +45,6 @@ class Rows(Protocol):
     @property
     def sizes(self) -> np.ndarray: ...
     def take(self, rows: Tensor, padded: bool = False) -> tuple[Tree, Tree]: ...
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Float[Tensor, "samples"]:
-    """The default loss."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 class LocalSGD(Component, frozen=True, tag=False):
@@ -191,30 +185,6 @@ class LoopedUpdate(Update):
             if radius < math.inf:
                 project([weights[None]], [params], radius)
         return weights
-
-
-def require_one_loss_per_sample(losses: Any, samples: int) -> None:
-    """Refuse what does not say each sample's loss, and say how to get there."""
-    if not isinstance(losses, Tensor):
-        raise InputError(
-            f"loss gave a {type(losses).__name__}; training needs a tensor with one loss per "
-            "sample: let loss(outputs, targets) pick what it needs from the model's outputs"
-        )
-    shape = tuple(losses.shape)
-    if shape == (samples,):
-        return
-    if not shape:
-        remedy = "use reduction='none'"
-    elif shape == (samples, 1):
-        remedy = "squeeze it: loss(outputs, targets).squeeze(-1)"
-    elif shape[0] == samples:
-        remedy = "average over the other dimensions: loss(outputs, targets).flatten(1).mean(1)"
-    else:
-        remedy = f"its first and only dimension must be the {samples} samples"
-    raise InputError(
-        f"loss gave a tensor of shape {shape} for a batch of {samples}; it must give one loss per "
-        f"sample, since what fills up a short batch must not count: {remedy}"
-    )
 
 
 def to_precision(tree: Tree, dtype: torch.dtype) -> Tree:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import Loss, require_one_loss_per_sample
+from dpfedls.people.losses import Loss, require_one_loss_per_sample
 from dpfedls.people.samples import Samples, as_input, each, joined
 
 Metric: TypeAlias = Callable[[Any, Tensor], "Tensor | float"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +35,10 @@ class ServerState:
         return replace(self, params=params, average=average, memory=memory)
 
 
+Schedule: TypeAlias = Literal["constant", "linear"]
+"""Of the server rate: the same in every round, or falling linearly towards zero."""
+
+
 @dataclass(frozen=True)
 class Server:
     """The server's part of Algorithm 1.
@@ -49,6 +54,7 @@ class Server:
     ledger: Ledger
     rate: float = 1.0  # η_g
     averaging: float = 0.0
+    schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
         require_finite("server_rate", self.rate, "the paper uses 1")
@@ -84,10 +90,16 @@ class Server:
             total, plan, state.clip_norm, t, noise, self.layout
         )
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
-        params = state.params + self.rate * direction
+        step = self.rate * remaining(self.schedule, t, plan.rounds)
+        params = state.params + step * direction
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         clip_norm = plan.clipping.following(state.clip_norm, release.inside, t)
         return ServerState(t + 1, params, average, clip_norm, memory)
+
+
+def remaining(schedule: Schedule, t: int, rounds: int) -> float:
+    """The share of the server rate that is left in round t."""
+    return 1 - t / rounds if schedule == "linear" else 1.0
 
 
 def newest_weight(r: float, t: int) -> float:

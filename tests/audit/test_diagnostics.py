@@ -13,8 +13,8 @@ from dpfedls.audit.attack import attack
 from dpfedls.audit.diagnostics import read_diagnostics, watchers
 from dpfedls.audit.membership import sides
 from dpfedls.commands import main as cli
-from dpfedls.local_sgd import cross_entropy
 from dpfedls.metrics import evaluate
+from dpfedls.people.losses import cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs

@@ -21,8 +21,9 @@ from dpfedls.engine.layers import (
     pool_options,
 )
 from dpfedls.engine.probe import MadeUp
-from dpfedls.local_sgd import LoopedUpdate, cross_entropy
+from dpfedls.local_sgd import LoopedUpdate
 from dpfedls.parameters import Layout
+from dpfedls.people.losses import cross_entropy
 from federations import local
 
 

@@ -25,9 +25,10 @@ from dpfedls.engine.compiled.recognition import program_of
 from dpfedls.engine.compiled.training import loss_gradient
 from dpfedls.engine.compiled.update import CompiledUpdate, compiled_update
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import LocalSGD, LoopedUpdate, Loss, cross_entropy
+from dpfedls.local_sgd import LocalSGD, LoopedUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.tasks.models import LSTM, LastPosition, Residual, Standardise, character_lstm, cnn
 
 SIZES = np.array([7, 1, 0, 12, 7, 5])  # batches of 5: short ones, a lone sample, nobody's

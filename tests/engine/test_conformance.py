@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_map
 from dpfedls import InputError, LocalSGD
 from dpfedls.clipping import Bound, clip
 from dpfedls.engine import Engine, choose
-from dpfedls.local_sgd import LoopedUpdate, cross_entropy
+from dpfedls.local_sgd import LoopedUpdate
 from dpfedls.parameters import Layout
+from dpfedls.people.losses import cross_entropy
 from dpfedls.tasks.models import character_lstm, cnn
 
 SIZES = np.array([7, 1, 0, 12, 5, 4])  # batches of 4: short ones, a lone sample, none, whole ones

@@ -9,9 +9,10 @@ from torch import nn
 
 from dpfedls.engine import recurrence
 from dpfedls.engine.vmapped import VmappedUpdate
-from dpfedls.local_sgd import LocalSGD, LoopedUpdate, cross_entropy
+from dpfedls.local_sgd import LocalSGD, LoopedUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
+from dpfedls.people.losses import cross_entropy
 from dpfedls.tasks.models import character_lstm, cnn
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

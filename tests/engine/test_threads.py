@@ -11,9 +11,10 @@ from dpfedls import PoissonSampling, PrivacyPlan, train
 from dpfedls.engine import vmapped
 from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.engine.vmapped import ThreadedUpdate, VmappedUpdate
-from dpfedls.local_sgd import LocalSGD, cross_entropy
+from dpfedls.local_sgd import LocalSGD
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
+from dpfedls.people.losses import cross_entropy
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from dpfedls.clipping import Bound
 from dpfedls.flower.client import Node, make_ask
 from dpfedls.flower.person import load
 from dpfedls.flower.replies import pack, unpack
-from dpfedls.local_sgd import cross_entropy
+from dpfedls.people.losses import cross_entropy
 from dpfedls.privacy.clipping import AdaptiveClipping
 
 RECIPE = small("nodes.most_samples=40", "local.epochs=1")

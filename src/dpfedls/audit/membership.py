@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import Loss
+from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input, each
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.task import Task

@@ -53,7 +53,9 @@ def replayed(world: World) -> list[ServerState]:
     for seen in world.record:
         release = seen.releases[0]
         direction, memory = denoise(world.denoiser, release, memory)
-        params = params + recipe.server_rate * direction
+        # Not by the server's own function: the audit has to know what was promised, not what runs.
+        left = 1 - seen.number / recipe.plan.rounds if recipe.schedule == "linear" else 1.0
+        params = params + recipe.server_rate * left * direction
         if recipe.averaging == 0:
             average = params
         else:  # Σ r^−s w^s ÷ Σ r^−s, each term times r at every step so that none overflows

@@ -12,10 +12,11 @@ from dpfedls.engine.probe import NotVmapped, probe
 from dpfedls.engine.threads import usual_threads
 from dpfedls.engine.vmapped import ThreadedUpdate, VmappedUpdate
 from dpfedls.errors import InputError, require_positive, unknown
-from dpfedls.local_sgd import LocalSGD, LocalUpdate, LoopedUpdate, Loss, cross_entropy
+from dpfedls.local_sgd import LocalSGD, LocalUpdate, LoopedUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.lazy import People
+from dpfedls.people.losses import Loss, cross_entropy
 
 log = logging.getLogger("dpfedls")
 ENGINES = ("compiled", "vmapped", "looped")  # the fastest first

@@ -21,10 +21,10 @@ from dpfedls.engine.engine import first_line
 from dpfedls.errors import InputError
 from dpfedls.flower.person import checked, contribution
 from dpfedls.flower.replies import make_census, make_reply, unpack
-from dpfedls.local_sgd import Loss, cross_entropy
 from dpfedls.metrics import accuracy, evaluate
 from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.people.checks import check_model
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Samples
 from dpfedls.privacy.clipping import FixedClipping
 from dpfedls.privacy.observers import Nodes

@@ -16,10 +16,10 @@ from torch.utils.data import Dataset
 
 from dpfedls.clipping import Bound
 from dpfedls.engine import choose
-from dpfedls.local_sgd import Loss
 from dpfedls.parameters import Total, Vector
 from dpfedls.people.checks import check_samples
 from dpfedls.people.clients import ClientData
+from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input, as_samples, each, select
 from dpfedls.people.tables import collated
 from dpfedls.runs.recipe import Recipe

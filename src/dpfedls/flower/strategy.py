@@ -32,11 +32,11 @@ from dpfedls.flower.exchange import Post, message
 from dpfedls.flower.promise import on_nodes
 from dpfedls.flower.replies import Refused, Request, pack, read_update
 from dpfedls.flower.roster import People, Roster
-from dpfedls.local_sgd import Loss, cross_entropy
 from dpfedls.metrics import Metrics, Samples
 from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.clients import ClientData
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.randomness import RandomStreams, SeededStreams, SystemStreams
 from dpfedls.runs.recipe import Recipe, built
 from dpfedls.runs.record import Result as DPFedLSResult

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import Loss, cross_entropy
 from dpfedls.people.clients import ClientData
 from dpfedls.people.fit import check_fit, check_values
 from dpfedls.people.lazy import LazyClients
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Samples, as_samples
 
 log = logging.getLogger("dpfedls")

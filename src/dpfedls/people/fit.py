@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import Loss, cross_entropy
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Features, Samples, as_input, each, leaves
 
 _ROWS = 2**14  # not all at once: the data may be most of the memory

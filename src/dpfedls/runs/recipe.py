@@ -27,6 +27,7 @@ from dpfedls.local_sgd import LocalSGD
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.explain import explain
+from dpfedls.server import Schedule
 from dpfedls.tasks import own
 
 
@@ -60,6 +61,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     denoiser: NamedDenoiser | list[NamedDenoiser] = msgspec.field(default_factory=Identity)
     calibrate: Calibration | None = None
     server_rate: float = 1.0
+    schedule: Schedule = "constant"  # of the server rate
     averaging: float = 0.0
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # whose budget this run shares with others

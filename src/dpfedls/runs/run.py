@@ -131,7 +131,15 @@ class Run:
 def server_for(recipe: Recipe, layout: Layout, denoiser: AnyCallable) -> Server:
     """The server that a recipe asks for, with a ledger in memory until a folder lends its own."""
     ledger = MemoryLedger(recipe.plan, recipe.budget)
-    return Server(recipe.plan, denoiser, layout, ledger, recipe.server_rate, recipe.averaging)
+    return Server(
+        recipe.plan,
+        denoiser,
+        layout,
+        ledger,
+        rate=recipe.server_rate,
+        averaging=recipe.averaging,
+        schedule=recipe.schedule,
+    )
 
 
 def open_run(

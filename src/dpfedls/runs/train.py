@@ -13,9 +13,10 @@ from torch import nn
 from dpfedls.denoisers import AnyDenoiser
 from dpfedls.denoising import AnyCallable, Chain, Identity
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy
+from dpfedls.local_sgd import LocalSGD
 from dpfedls.metrics import Metrics
 from dpfedls.people.lazy import People, people
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_samples
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan

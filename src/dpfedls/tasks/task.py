@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from dpfedls.errors import InputError, unknown
-from dpfedls.local_sgd import Loss, cross_entropy
 from dpfedls.metrics import Metrics, Samples, accuracy
 from dpfedls.people.lazy import People
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks import own
 

@@ -18,9 +18,10 @@ from dpfedls.engine.compiled.training import TRAIN, Samples, Step, Workspace, tr
 from dpfedls.engine.jit import callable_from_python
 from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import LocalSGD, Loss, cross_entropy, schedule
+from dpfedls.local_sgd import LocalSGD, schedule
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.people.clients import ClientData
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_input
 from dpfedls.sampling import Indices
 
