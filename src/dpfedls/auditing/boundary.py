@@ -11,7 +11,7 @@ import math
 import msgspec
 import numpy as np
 
-from dpfedls.audit.instruments import Record, Round
+from dpfedls.auditing.instruments import Record, Round
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.sampling import FixedSizeSampling
