@@ -190,12 +190,13 @@ def _documents(world: World) -> list[str]:
 
 
 def _next_norm(recipe: Any, norm: float, inside: float | None, t: int) -> float:
-    """Adaptive clipping as its docstring says it: C · exp(−η_t (b − quantile))."""
+    """Adaptive clipping as its docstring says it: C · exp(−η_t · s), s from −½ to ½."""
     clipping = recipe.plan.clip_norm
     if not isinstance(clipping, AdaptiveClipping) or inside is None:
         return norm
-    share = min(max(inside, 0.0), 1.0)
-    moved = norm * math.exp(-(0.2 + 4 * 0.7**t) * (share - clipping.quantile))
+    away, quantile = min(max(inside, 0.0), 1.0) - clipping.quantile, clipping.quantile
+    scaled = away / (2 * quantile) if away < 0 else away / (2 - 2 * quantile)
+    moved = norm * math.exp(-(0.2 + 4 * 0.7**t) * scaled)
     return min(max(moved, 1e-12), 1e12)
 
 
