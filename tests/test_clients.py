@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpfedls
 from dpfedls import ClientData, InputError, LazyClients, LocalSGD
-from dpfedls.audit.membership import sides
+from dpfedls.auditing.membership import sides
 from dpfedls.local_sgd import schedule
 from dpfedls.parameters import Layout
 from dpfedls.people.lazy import people

@@ -20,7 +20,7 @@ LAYERS = [
     {"denoising", "denoisers", "server"},
     {"people", "local_sgd", "metrics", "engine", "simulation", "tasks"},
     {"runs", "flower"},
-    {"audit", "paper"},
+    {"auditing", "paper"},
     {"commands"},
 ]
 # Within a layer: who must not know whom.
@@ -30,7 +30,7 @@ STRANGERS = {
     "privacy": {"theory"},
     "runs": {"flower"},
     "flower": {"simulation"},
-    "audit": {"paper"},
+    "auditing": {"paper"},
 }
 
 

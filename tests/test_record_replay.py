@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from dpfedls import FixedSizeSampling, LaplacianSmoothing, PoissonSampling
-from dpfedls.audit.boundary import boundary
-from dpfedls.audit.public import leaving_problems, neighbour_problems, replayed
-from dpfedls.audit.worlds import altered, hostile, negated, run_world
+from dpfedls.auditing.boundary import boundary
+from dpfedls.auditing.public import leaving_problems, neighbour_problems, replayed
+from dpfedls.auditing.worlds import altered, hostile, negated, run_world
 from dpfedls.people.clients import ClientData
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs.recipe import Recipe

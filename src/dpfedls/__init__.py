@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpfedls.auditing.training import audit as audit
     from dpfedls.denoisers import JamesStein as JamesStein
     from dpfedls.denoisers import LaplacianSmoothing as LaplacianSmoothing
     from dpfedls.denoisers import Momentum as Momentum
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for (PEP 562), so that `import dpfedls` is instant and loads no torch.
 _HOMES = {
+    "auditing.training": ("audit",),
     "denoisers": ("JamesStein", "LaplacianSmoothing", "Momentum", "SoftThreshold", "smooth"),
     "denoising": ("Identity", "chain"),
     "errors": ("BudgetExhausted", "InputError"),

@@ -14,7 +14,8 @@ class Bound:
     """What one client may add to the sum of a round: public, and the same for everybody."""
 
     norm: float  # of the clipped update, in ℓ2
-    indicator: float = 0.0  # > 0: one more coordinate, ± half of this, says who was inside the ball
+    indicator: float = 0.0  # > 0: one more coordinate, of this weight, says who is inside the ball
+    quantile: float = 0.5  # the share of updates that should be; the indicator is centred there
 
 
 def clip(updates: Updates, norm: float) -> Updates:
@@ -35,16 +36,16 @@ def clip(updates: Updates, norm: float) -> Updates:
 def clipped_sum(updates: Updates, bound: Bound) -> Total:
     """The sum of the clipped rows in float64; few at a time, so that they stay in the caches.
 
-    With an indicator one coordinate follows: indicator · Σ(1[inside] − ½). An update counts as
-    inside if it is shorter than the norm by a thousandth, since projection ends on the sphere.
+    With an indicator one coordinate follows: indicator · Σ(1[inside] − quantile) over rows that are
+    not zero. Inside is a thousandth below the norm, since projection ends on the sphere.
     """
     dim = updates.shape[1]
     total = updates.new_zeros(dim + (bound.indicator > 0), dtype=torch.float64)
     for rows in updates.split(max(1, _NEAR // dim)):
         total[:dim] += clip(rows, bound.norm).sum(dim=0, dtype=torch.float64)
         if bound.indicator > 0:
-            inside = (_lengths(rows) < bound.norm * (1 - _ON_THE_SPHERE)).double() - 0.5
-            total[dim] += bound.indicator * inside.sum()
+            inside = (_lengths(rows) < bound.norm * (1 - _ON_THE_SPHERE)).double() - bound.quantile
+            total[dim] += bound.indicator * inside[rows.any(dim=1)].sum()
     return total
 
 
@@ -56,5 +57,4 @@ def _lengths(updates: Updates) -> torch.Tensor:
 # lose its digits. Both products and the root round each coordinate by half a unit in the last
 # place; aiming this many units below the bound keeps the rounded row inside it.
 _ROUNDING_ROOM = 4.0
-_ON_THE_SPHERE = 1e-3
-_NEAR = 2**17  # numbers
+_ON_THE_SPHERE, _NEAR = 1e-3, 2**17  # of the norm; numbers

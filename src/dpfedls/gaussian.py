@@ -36,6 +36,6 @@ def gaussian_release(
     if plan.is_private:
         noisy = noise(len(total), total.device).mul_(stddev).add_(total)
     average = (noisy[: layout.dim] / cohort).to(torch.float32)
-    weight = plan.clipping.indicator(clip_norm)
-    inside = 0.5 + float(noisy[layout.dim]) / (weight * cohort) if weight else None
+    weight, quantile = plan.clipping.indicator(clip_norm), plan.clipping.quantile
+    inside = quantile + float(noisy[layout.dim]) / (weight * cohort) if weight else None
     return Release(average, stddev / cohort, layout, round_, clip_norm, inside)

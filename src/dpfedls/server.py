@@ -68,12 +68,12 @@ class Server:
     def start(self, params: Vector) -> ServerState:
         """The state before the first round."""
         memory = first_memory(self.denoiser, self.layout)
-        start = ServerState(0, params, params, self.plan.clipping.start, memory)
-        return start.to(params.device)
+        return ServerState(0, params, params, self.plan.clipping.start, memory).to(params.device)
 
     def bound(self, state: ServerState) -> Bound:
         """What a client may contribute to the next round."""
-        return Bound(state.clip_norm, self.plan.clipping.indicator(state.clip_norm))
+        norm, clipping = state.clip_norm, self.plan.clipping
+        return Bound(norm, clipping.indicator(norm), clipping.quantile)
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""

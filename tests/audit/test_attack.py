@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dpfedls import InputError
-from dpfedls.audit.attack import attack
-from dpfedls.audit.diagnostics import watchers
-from dpfedls.audit.membership import roc
+from dpfedls.auditing.attack import attack
+from dpfedls.auditing.diagnostics import watchers
+from dpfedls.auditing.membership import roc
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.tasks.partition import iid

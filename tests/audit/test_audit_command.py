@@ -7,8 +7,8 @@ import json
 import pytest
 
 from dpfedls import InputError
-from dpfedls.audit import noise
-from dpfedls.audit.recipe import audit
+from dpfedls.auditing import noise
+from dpfedls.auditing.recipe import audit
 from dpfedls.commands import main as cli
 from dpfedls.randomness import SystemStreams
 from dpfedls.runs import recipe as recipes

@@ -7,9 +7,9 @@ import torch
 from scipy import stats
 
 from dpfedls import InputError
-from dpfedls.audit.canary import cosines, judge_cosines, random_directions
-from dpfedls.audit.recipe import audit
-from dpfedls.audit.recipe import canary_run as run_with_canaries
+from dpfedls.auditing.canary import cosines, judge_cosines, random_directions
+from dpfedls.auditing.recipe import audit
+from dpfedls.auditing.recipe import canary_run as run_with_canaries
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.server import gaussian_release

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpfedls import InputError
-from dpfedls.audit.attack import attack
-from dpfedls.audit.diagnostics import read_diagnostics, watchers
-from dpfedls.audit.membership import sides
+from dpfedls.auditing.attack import attack
+from dpfedls.auditing.diagnostics import read_diagnostics, watchers
+from dpfedls.auditing.membership import sides
 from dpfedls.commands import main as cli
 from dpfedls.metrics import evaluate
 from dpfedls.people.losses import cross_entropy

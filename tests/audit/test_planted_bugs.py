@@ -19,8 +19,8 @@ from torch import nn
 from dpfedls import ClientData, FixedSizeSampling, LaplacianSmoothing, PoissonSampling, PrivacyPlan
 from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
-from dpfedls.audit import noise as noise_module
-from dpfedls.audit.recipe import audit
+from dpfedls.auditing import noise as noise_module
+from dpfedls.auditing.recipe import audit
 from dpfedls.engine import Engine
 from dpfedls.engine import engine as engine_module
 from dpfedls.privacy import chain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from test_strategy import small, task_of
 from torch.utils.data import Dataset
 
-from dpfedls import InputError
+from dpfedls import ClientData, InputError
 from dpfedls.clipping import Bound
+from dpfedls.engine import choose
 from dpfedls.flower.client import Node, make_ask
 from dpfedls.flower.person import load
 from dpfedls.flower.replies import pack, unpack
@@ -103,6 +105,27 @@ def test_odd_people_count_for_one_clip_norm_and_change_nobody_elses(i):
         assert torch.equal(holder._contribution(j, params, 0, 9, bound), alone)
     moved = total(GOOD | {HOSTILE: ODD[i]}, 9) - total(GOOD, 9)
     assert float(moved.norm()) <= bound.norm * (1 + 1e-12)
+
+
+def test_a_person_without_samples_adds_what_they_add_in_a_simulation():
+    """Nothing, to the sum and to the count of updates inside the ball."""
+    clipping = AdaptiveClipping(start=0.3, quantile=0.8)
+    plan = msgspec.structs.replace(RECIPE.plan, clip_norm=clipping)
+    recipe = msgspec.structs.replace(RECIPE, plan=plan)
+    bound = Bound(0.3, clipping.indicator(0.3), 0.8)
+    told = []
+    for people in (GOOD, GOOD | {HOSTILE: (X[:0], Y[:0])}):
+        holder = Node.of(recipe, TASK.model, people, cross_entropy)
+        params = holder.layout.read(holder.model)
+        ask = make_ask(0, 5, np.array(sorted(people)), pack(params, holder.layout), bound)
+        told.append(holder.train(ask)["about"]["inside"])
+    data = ClientData.from_pairs([*GOOD.values(), (X[:0], Y[:0])])
+    engine = choose(TASK.model, data, recipe.local, cross_entropy, engine="looped")
+    everybody, others = np.arange(len(GOOD) + 1), np.arange(len(GOOD))
+    sums = [engine.clipped_total(params, who, 0, 5, bound) for who in (everybody, others)]
+    assert told[0] == told[1] != 0
+    assert torch.equal(*sums)
+    assert float(sums[0][-1]) == pytest.approx(told[0])
 
 
 def test_no_majority_decides():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpfedls import train
-from dpfedls.audit.diagnostics import read_diagnostics
+from dpfedls.auditing.diagnostics import read_diagnostics
 from dpfedls.errors import InputError
 from dpfedls.paper.cells import resolve
 from dpfedls.paper.figures import accountants, attack, curves, fourier, lemmas, plane, sine

@@ -36,13 +36,14 @@ def adaptive(**changes) -> PrivacyPlan:
 
 @given(
     norm=st.floats(1e-6, 1e6),
+    quantile=st.floats(0.01, 0.99),
     scale=st.sampled_from([0.0, 1e-3, 0.5, 0.9995, 1.0, 1.5, 1e9, math.inf, math.nan]),
 )
-def test_update_and_indicator_together_stay_within_the_contribution(norm, scale):
+def test_update_and_indicator_together_stay_within_the_contribution(norm, quantile, scale):
     """Whatever a client sends, the vector that is summed is no longer than the plan says."""
-    clipping = AdaptiveClipping()
+    clipping = AdaptiveClipping(quantile=quantile)
     update = torch.full((1, 7), scale * norm / math.sqrt(7))
-    total = clipped_sum(update, Bound(norm, clipping.indicator(norm)))
+    total = clipped_sum(update, Bound(norm, clipping.indicator(norm), quantile))
     assert float(torch.linalg.vector_norm(total)) <= clipping.contribution(norm) * (1 + 1e-12)
 
 
@@ -88,6 +89,22 @@ def test_the_norm_moves_towards_the_quantile():
     assert clipping.following(1.0, 40.0, 20) == clipping.following(1.0, 1.0, 20)  # only noise
 
 
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])
+def test_whoever_sends_nothing_has_no_length(quantile):
+    """Seven people of ten send nothing: the norm still finds the quantile of the other three."""
+    clipping, norm, rng = AdaptiveClipping(quantile=quantile), 1.0, torch.Generator().manual_seed(0)
+    for t in range(250):
+        updates = torch.zeros(1000, 1)
+        updates[::10, 0], updates[1::10, 0], updates[2::10, 0] = 2.0, 4.0, 8.0
+        updates *= 1 + 0.01 * torch.rand(1000, 1, generator=rng)
+        total = clipped_sum(updates, Bound(norm, clipping.indicator(norm), quantile))
+        inside = quantile + float(total[1]) / (clipping.indicator(norm) * 1000)
+        norm = clipping.following(norm, inside, t)
+    assert norm == pytest.approx({0.2: 2.0, 0.5: 4.0, 0.8: 8.0}[quantile], rel=0.1)
+    nobody = clipped_sum(torch.zeros(5, 3), Bound(1.0, clipping.indicator(1.0), quantile))
+    assert not nobody.any()
+
+
 @pytest.mark.parametrize("start", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
 def test_a_start_far_off_is_mended_within_ten_rounds(start, quantile):
@@ -100,8 +117,8 @@ def test_a_start_far_off_is_mended_within_ten_rounds(start, quantile):
     for t in range(30):
         lengths = rng.lognormal(0.0, 0.4, 50)
         weight = clipping.indicator(norm)
-        noisy = weight * ((lengths < norm) - 0.5).sum() + 1.01 * norm * rng.standard_normal()
-        norm = clipping.following(norm, 0.5 + noisy / (weight * 50), t)
+        noisy = weight * ((lengths < norm) - quantile).sum() + 1.01 * norm * rng.standard_normal()
+        norm = clipping.following(norm, quantile + noisy / (weight * 50), t)
         met.append(norm)
     target = float(np.exp(0.4 * {0.3: -0.5244, 0.5: 0.0, 0.8: 0.8416}[quantile]))
     assert target / 2.5 < met[9] < 2.5 * target

@@ -319,3 +319,31 @@ def test_a_folder_that_is_no_run(tmp_path):
     (tmp_path / "recipe.toml").write_text("plan = 3")
     with pytest.raises(InputError, match="does not hold a readable plan"):
         verify(tmp_path)
+
+
+def test_a_run_that_names_a_population_has_paid_into_it(tmp_path):
+    settings = ["plan.num_clients=60", "plan.rounds=3", "plan.noise_multiplier=1.0"]
+    recipe = recipes.read("synthetic", [*settings, 'population="p"', "budget=50.0"])
+    folder = tmp_path / "runs" / "one"
+    runs.start(recipe, folder)
+    found = verify(folder)
+    assert found["valid"], found["problems"]
+    assert "every round was paid into the population p too" in [c["check"] for c in found["checks"]]
+    account, other = tmp_path / "populations" / "p.sqlite", tmp_path / "runs" / "other"
+    # Another run's payments, same seed and nonces, are not this one's.
+    kept = account.read_bytes()
+    account.unlink()
+    runs.start(recipe, other)
+    assert verify(folder)["problems"] == ["round 1 was not paid into the population p"]
+    account.write_bytes(kept[:-100])
+    assert any("the population's account" in text for text in verify(folder)["problems"])
+    account.unlink()
+    found = verify(folder)
+    assert found["valid"]
+    assert "population p: its account" in found["not_checked"][0]
+
+
+def test_a_statement_that_says_more_is_noticed(copy):
+    rewrite(copy / "privacy.json", lambda values: values.update(cohort_sizes=[3, 4]))
+    seal(copy, {k: v for k, v in read_statement(copy).items() if k != "files"})
+    assert any("'cohort_sizes', which no statement has" in t for t in verify(copy)["problems"])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dpfedls.commands.output import Json, answer
+from dpfedls.errors import InputError
 
 
 def audit(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a path that ends in .toml.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A recipe's name, a path that ends in .toml, or a run's folder."),
+    ],
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change a key: --set plan.rounds=10. May be repeated."),
@@ -20,21 +25,39 @@ def audit(
     canaries: Annotated[
         int | None, typer.Option(help="Clients that send random directions; 0 for none.")
     ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run own code that a run's folder names.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Run a recipe with a hostile person in it and compare what leaves with what it claims."""
+    """Run a recipe with a hostile person in it and compare what leaves with what it claims.
+
+    Of a run's folder its own recipe is audited elsewhere, and what lies in it is looked at.
+    """
+    import msgspec
     import torch
 
-    from dpfedls.audit.recipe import audit as audit_recipe
+    from dpfedls.auditing.kept import recipe_of_run
+    from dpfedls.auditing.recipe import audit as audit_recipe
     from dpfedls.runs import recipe as recipes
     from dpfedls.runs.watch import progress
 
     settings = list(set_ or [])
     settings += [] if seed is None else [f"seed={seed}"]
-    chosen = recipes.read(recipe, settings)
+    folder = Path(recipe) if Path(recipe).is_dir() else None
+    if folder is None:
+        chosen = recipes.read(recipe, settings)
+    elif set_:
+        raise InputError(
+            f"{recipe} is a run's folder, whose own recipe is audited, so --set would change what "
+            f"is audited; leave it out, or audit {folder / 'recipe.toml'}"
+        )
+    else:
+        chosen = recipe_of_run(folder, trust)
+        chosen = chosen if seed is None else msgspec.structs.replace(chosen, seed=seed)
     torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
     with progress(4, "audit") as advance:
-        found = audit_recipe(chosen, trials=trials, canaries=canaries, watch=advance)
+        found = audit_recipe(chosen, trials=trials, canaries=canaries, folder=folder, watch=advance)
     answer(found, json, text(found))
     if not found["consistent"]:
         raise typer.Exit(1)

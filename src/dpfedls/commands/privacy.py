@@ -237,7 +237,7 @@ def _checklist(values: dict[str, Any]) -> str:
     for check in values["checks"]:
         detail = f": {check['detail']}" if check["detail"] else ""
         lines.append(f"{'✓' if check['ok'] else '✗'} {check['check']}{detail}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"? not checked: {what}" for what in values["not_checked"])])
 
 
 def _paper_noise(plan: PrivacyPlan, epsilon: float) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def attack(
     json: Json = False,
 ) -> None:
     """Try to tell by the loss who was trained on: area under the ROC, 0.5 is a coin."""
-    from dpfedls.audit.attack import attack as attack_run
+    from dpfedls.auditing.attack import attack as attack_run
 
     found = attack_run(run, trust=trust)
     lines = [
@@ -195,7 +195,7 @@ def _numbered(name: str) -> Iterator[Path]:
 
 def watching(recipe: Recipe, folder: Path) -> list[Watch]:
     """Show each round as it is released; diagnose it where the recipe asks for that."""
-    from dpfedls.audit.diagnostics import watchers
+    from dpfedls.auditing.diagnostics import watchers
     from dpfedls.runs.watch import Progress
 
     return [*watchers(recipe, folder), Progress(recipe.plan.rounds)]

@@ -161,7 +161,7 @@ def make_ask(
 ) -> RecordDict:
     """What the server asks of a node: train these people from this model, within this bound."""
     ask = {"round": round_, "key": f"{key:016x}", "people": people.tolist()}
-    ask |= {"norm": bound.norm, "indicator": bound.indicator}
+    ask |= {"norm": bound.norm, "indicator": bound.indicator, "quantile": bound.quantile}
     return RecordDict({"ask": ConfigRecord(ask), "model": params})
 
 
@@ -171,7 +171,7 @@ def _read_ask(asked: RecordDict) -> tuple[int, int, list[int], Bound]:
     assert isinstance(round_, int)
     assert isinstance(key, str)
     assert isinstance(people, list)
-    bound = Bound(float(ask["norm"]), float(ask["indicator"]))  # pyright: ignore[reportArgumentType]
+    bound = Bound(*(float(ask[name]) for name in ("norm", "indicator", "quantile")))  # pyright: ignore[reportArgumentType]
     return round_, int(key, 16), [int(j) for j in people], bound
 
 
@@ -179,7 +179,8 @@ def _check_bound(bound: Bound, recipe: Recipe) -> None:
     """Refuse to let people count for more than this node's own recipe lets them."""
     clipping = recipe.plan.clipping
     most = clipping.norm if isinstance(clipping, FixedClipping) else math.inf
-    if not 0 < bound.norm <= most or bound.indicator != clipping.indicator(bound.norm):
+    asked, own = (bound.indicator, bound.quantile), clipping.indicator(bound.norm)
+    if not 0 < bound.norm <= most or asked != (own, clipping.quantile):
         raise InputError(
             f"the server asks for updates of norm {bound.norm:g}, but this node's recipe allows "
             f"{most:g}, by {type(clipping).__name__}; use the same recipe on both sides"

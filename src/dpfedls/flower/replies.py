@@ -93,7 +93,7 @@ def read_update(reply: Message, request: Request, layout: Layout, bound: Bound) 
     """The sum in a reply, in float64, within the bound; Refused with the cause otherwise.
 
     Guarantees: finite; the update of norm at most ``request.people`` · ``bound.norm`` in float64,
-    the indicator at most ``request.people`` times half of ``bound.indicator``.
+    the indicator at most ``request.people`` times what one person may add.
     """
     content = _content(reply, request)
     if set(content.keys()) != {"update", "about"}:
@@ -107,7 +107,8 @@ def read_update(reply: Message, request: Request, layout: Layout, bound: Bound) 
     update = _bounded(unpack(content["update"], layout).double(), request.people * bound.norm)
     if not bound.indicator:
         return update
-    inside, most = about["inside"], request.people * bound.indicator / 2
+    inside, share = about["inside"], max(bound.quantile, 1 - bound.quantile)
+    most = request.people * bound.indicator * share
     if not isinstance(inside, float) or not abs(inside) <= most * (1 + _ROUNDING):
         raise Refused(f"its count of updates inside the ball, {inside!r:.20}, is out of bounds")
     return torch.cat([update, update.new_tensor([min(max(inside, -most), most)])])

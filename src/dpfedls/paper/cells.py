@@ -18,7 +18,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from dpfedls.audit.diagnostics import read_diagnostics, watchers
+from dpfedls.auditing.diagnostics import read_diagnostics, watchers
 from dpfedls.errors import InputError
 from dpfedls.paper.data import describe
 from dpfedls.paper.item import Options, RunsFailed

@@ -30,6 +30,11 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
         """The norm of the first round."""
         return self.norm
 
+    @property
+    def quantile(self) -> float:
+        """The share of updates that should be inside the ball; of no effect here."""
+        return 0.5
+
     def contribution(self, norm: float) -> float:
         """The ℓ2 bound on what one client adds to the sum, in a round of that norm."""
         return norm
@@ -71,8 +76,8 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         return _JOINT * norm
 
     def indicator(self, norm: float) -> float:
-        # ± half of it beside an update of norm C gives √(C² + (indicator / 2)²) = 1.01 · C.
-        return 2 * math.sqrt(_JOINT**2 - 1) * norm
+        # times 1 − quantile or −quantile; with w the larger, √(C² + (w · indicator)²) = 1.01 · C.
+        return math.sqrt(_JOINT**2 - 1) * norm / max(self.quantile, 1 - self.quantile)
 
     def following(self, norm: float, inside: float | None, round_: int) -> float:
         if inside is None:

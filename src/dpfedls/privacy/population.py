@@ -17,7 +17,7 @@ import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.privacy import chain
-from dpfedls.privacy.account import Entry, read_account
+from dpfedls.privacy.account import Account, Entry, read_account, read_ledger
 from dpfedls.privacy.accountants import check_delta, check_epsilon, epsilon
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.ledger import SqliteLedger
@@ -167,8 +167,31 @@ class JointLedger:
         return self.own.epsilon()
 
     def _name(self, nonce: str) -> str:
-        # Two simulations may share a seed, and so their nonces, but not what they released.
-        return f"{self.own.run} {nonce}"
+        return payment_name(self.own.run, nonce)
+
+
+def payment_name(run: str, nonce: str) -> str:
+    """What a population calls a run's payment.
+
+    Two simulations may share a seed, and so their nonces, but not what they released.
+    """
+    return f"{run} {nonce}"
+
+
+def unpaid_problems(path: Path, own: Account) -> list[str]:
+    """What a run's ledger holds that the population's account at ``path`` does not."""
+    shared = read_ledger(path)
+    if shared.problems:
+        return [f"the population's account {path}: {text}" for text in shared.problems]
+    if not shared.opening.get("population"):
+        return [f"{path} is not the account of a population"]
+    paid, run = set(shared.entries), str(own.opening.get("run", ""))
+    missing = [
+        entry.round + 1
+        for entry in own.entries
+        if msgspec.structs.replace(entry, nonce=payment_name(run, entry.nonce)) not in paid
+    ]
+    return [f"round {t} was not paid into the population {path.stem}" for t in missing[:1]]
 
 
 def population_path(folder: Path, name: str) -> Path:

@@ -65,7 +65,6 @@ def train(
     call after a crash or Ctrl-C goes on where it stopped. ``mode="deployed"`` draws noise from the
     operating system and needs a folder; the default simulates, and protects nobody.
     """
-    data = people(clients)
     if mode == "deployed" and folder is None:
         raise InputError(
             'mode = "deployed" pays for every round on disk before its noise is drawn, so that no '
@@ -76,35 +75,70 @@ def train(
             f'population = "{population}" shares one budget on disk among runs, and this one has '
             'no ledger there; give folder="runs/mine"'
         )
+    recipe, task, denoiser = asked(
+        model=model,
+        clients=clients,
+        plan=plan,
+        epsilon=epsilon,
+        delta=delta,
+        local=local,
+        denoiser=denoiser,
+        server_rate=server_rate,
+        averaging=averaging,
+        loss=loss,
+        metrics=metrics,
+        test=test,
+        test_from=test_from,
+        population=population,
+        budget=budget,
+        mode=mode,
+        engine=engine,
+        seed=seed,
+        device=device,
+        block_size=block_size,
+        evaluate_every=evaluate_every,
+    )
+    watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
+    place = None if folder is None else Path(folder)
+    result = simulate(recipe, task, denoiser, place, watchers)
+    if result.exhausted is not None:
+        log.warning("%s", result.exhausted)
+    return result
+
+
+def asked(
+    *,
+    model: nn.Module,
+    clients: Any,
+    plan: PrivacyPlan | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    local: LocalSGD | None = None,
+    denoiser: AnyCallable | None = None,
+    loss: Loss = cross_entropy,
+    metrics: Metrics | None = None,
+    test: Any = None,
+    test_from: str = "",
+    **settings: Any,
+) -> tuple[Recipe, Task, AnyCallable]:
+    """What ``train`` is asked for as recipe, task and denoiser; ``settings`` are the recipe's."""
+    data = people(clients)
     if local is not None and not isinstance(local, LocalSGD):
         raise InputError(
             f"local is {own.name_of(local)}, not dpfedls.LocalSGD; clients take plain SGD steps, "
             "whose length the clip norm bounds: give LocalSGD(epochs=5, learning_rate=0.1), say"
         )
+    denoiser = denoiser or Identity()
     recipe = Recipe(
         task=PYTHON,
         plan=_plan(plan, epsilon, delta, data),
         local=local or DEFAULT_LOCAL,
-        denoiser=_named(denoiser or Identity()),
-        server_rate=server_rate,
-        averaging=averaging,
-        budget=budget,
-        population=population,
-        mode=mode,
-        seed=seed,
-        device=device,
-        engine=engine,
-        block_size=block_size,
-        evaluate_every=evaluate_every,
+        denoiser=_named(denoiser),
+        **settings,
     )
     held = None if test is None else as_samples(test, "test")
     task = Task(data, model, held, loss=loss, metrics=metrics or {}, test_from=test_from)
-    watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
-    place = None if folder is None else Path(folder)
-    result = simulate(recipe, task, denoiser or Identity(), place, watchers)
-    if result.exhausted is not None:
-        log.warning("%s", result.exhausted)
-    return result
+    return recipe, task, denoiser
 
 
 DEFAULT_LOCAL = LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)

@@ -18,6 +18,7 @@ from dpfedls.privacy.account import Account, read_ledger
 from dpfedls.privacy.ledger import spent_epsilon
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.privacy.population import population_path, unpaid_problems
 from dpfedls.privacy.statement import statement
 from dpfedls.privacy.wording import left_without_noise
 from dpfedls.runs.checkpoint import FILE, Checkpoint
@@ -52,6 +53,10 @@ def verify(folder: Path) -> dict[str, Any]:
         Check("every round in the checkpoint was paid for", damage),
         Check("every round in the log was paid for", _log_problems(folder, account)),
     ]
+    shared, unseen = _population(folder)
+    if shared is not None:
+        paid = f"every round was paid into the population {shared.stem} too"
+        checks.append(Check(paid, unpaid_problems(shared, account)))
     try:
         stated = read_statement(folder)
     except InputError as error:
@@ -65,7 +70,8 @@ def verify(folder: Path) -> dict[str, Any]:
             Check("no file was altered since the run was sealed", _file_problems(folder, stated)),
             Check("the model is the checkpoint's", _model_problems(folder, state)),
         ]
-    return _verdict(plan, mode, nodes, spent_epsilon(plan, account.entries), checks)
+    spent = spent_epsilon(plan, account.entries)
+    return _verdict(plan, mode, nodes, spent, checks) | {"not_checked": unseen}
 
 
 def read_promise(folder: Path) -> tuple[PrivacyPlan, str, Nodes | None]:
@@ -114,8 +120,24 @@ def _verdict(
             {"check": check.what, "ok": not check.problems, "detail": "; ".join(check.problems)}
             for check in checks
         ],
+        "not_checked": [],  # what would have to lie beside the folder
         "problems": problems,
     }
+
+
+def _population(folder: Path) -> tuple[Path | None, list[str]]:
+    """Where the population that the run names keeps its account, or why nobody can look."""
+    values = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+    name = values.get("population")
+    if name is None:
+        return None, []
+    path = population_path(folder, str(name))
+    if path.is_file():
+        return path, []
+    return None, [
+        f"that every round was paid into the population {name}: its account {path} is not here; "
+        "verify the folder where the run was made, beside it"
+    ]
 
 
 def _opening_problems(folder: Path, account: Account, plan: PrivacyPlan) -> list[str]:
@@ -183,11 +205,13 @@ def _statement_problems(
         nodes=nodes,
         **_told(stated),
     )
-    return [
+    problems = [
         f"{STATEMENT} says {key} = {stated.get(key)!s:.60}, but it is {value!s:.60}"
         for key, value in plain(facts).items()
         if key != "versions" and not _same(stated.get(key), value)
     ]
+    more = sorted(stated.keys() - facts.keys() - {"files"})
+    return problems + [f"{STATEMENT} has {key!r}, which no statement has" for key in more]
 
 
 def _told(stated: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from scipy import stats
 
-from dpfedls.audit.bounds import gdp_epsilon
+from dpfedls.auditing.bounds import gdp_epsilon
 from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
 from dpfedls.errors import InputError
 from dpfedls.gaussian import Release

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from dpfedls.audit.accounting import TOLERANCE, delta_at
-from dpfedls.audit.worlds import World
+from dpfedls.auditing.accounting import TOLERANCE, delta_at
+from dpfedls.auditing.worlds import World
 from dpfedls.privacy.account import read_ledger
 
 

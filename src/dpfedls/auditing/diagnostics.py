@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpfedls.audit.membership import require_scikit_learn, sides, threshold_attack
+from dpfedls.auditing.membership import require_scikit_learn, sides, threshold_attack
 from dpfedls.metrics import evaluate
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs.checkpoint import write_whole

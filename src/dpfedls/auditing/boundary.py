@@ -11,7 +11,7 @@ import math
 import msgspec
 import numpy as np
 
-from dpfedls.audit.instruments import Record, Round
+from dpfedls.auditing.instruments import Record, Round
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.sampling import FixedSizeSampling
@@ -61,8 +61,10 @@ def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:
     clipped[~np.isfinite(lengths)] = 0.0
     if not isinstance(plan.clip_norm, AdaptiveClipping):
         return clipped
-    inside = (lengths < norm * (1 - _ON_THE_SPHERE)) - 0.5
-    return np.column_stack([clipped, _indicator(norm) * inside])
+    quantile = plan.clip_norm.quantile
+    inside = (lengths < norm * (1 - _ON_THE_SPHERE)) - quantile
+    inside[lengths == 0] = 0.0  # whoever sends nothing has no length
+    return np.column_stack([clipped, _indicator(norm, quantile) * inside])
 
 
 def expected_total(plan: PrivacyPlan, seen: Round) -> np.ndarray:
@@ -83,8 +85,8 @@ def _contribution(plan: PrivacyPlan, norm: float) -> float:
     return norm * (_JOINT if isinstance(plan.clip_norm, AdaptiveClipping) else 1.0)
 
 
-def _indicator(norm: float) -> float:
-    return 2 * norm * math.sqrt(_JOINT**2 - 1)
+def _indicator(norm: float, quantile: float) -> float:
+    return norm * math.sqrt(_JOINT**2 - 1) / max(quantile, 1 - quantile)
 
 
 def released(plan: PrivacyPlan, seen: Round) -> np.ndarray:
@@ -93,7 +95,9 @@ def released(plan: PrivacyPlan, seen: Round) -> np.ndarray:
     noisy = release.value.double().cpu().numpy() * cohort
     if release.inside is None:
         return noisy
-    return np.append(noisy, (release.inside - 0.5) * _indicator(release.clip_norm) * cohort)
+    quantile = plan.clipping.quantile
+    share = (release.inside - quantile) * _indicator(release.clip_norm, quantile)
+    return np.append(noisy, share * cohort)
 
 
 def _added(plan: PrivacyPlan, seen: Round) -> np.ndarray:
@@ -137,7 +141,8 @@ def _round(plan: PrivacyPlan, seen: Round, absent: tuple[int, ...]) -> list[str]
     # Rounding of the release to float32, and of the sum as above; sums end in float64.
     room = room + 2 * _FLOAT32 * np.abs(noisy) + 1e-40 * public_cohort(plan)
     if len(noisy) > len(release.value):
-        room[-1] += 1e-12 * (abs(noisy[-1]) + _indicator(norm) * public_cohort(plan))
+        weight = _indicator(norm, plan.clipping.quantile)
+        room[-1] += 1e-12 * (abs(noisy[-1]) + weight * public_cohort(plan))
     found = released(plan, seen)
     if found.shape != noisy.shape or not (np.abs(found - noisy) <= room).all():
         problems.append(

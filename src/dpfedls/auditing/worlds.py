@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfedls.audit.instruments import Planted, Record, as_trained, observed
+from dpfedls.auditing.instruments import Planted, Record, as_trained, observed
 from dpfedls.denoising import AnyCallable, Identity
 from dpfedls.errors import BudgetExhausted
 from dpfedls.parameters import Updates
@@ -101,7 +102,7 @@ def run_world(
         result = simulate(
             recipe,
             task,
-            denoiser,
+            copy.deepcopy(denoiser),  # one that remembers by itself begins anew in each run
             folder,
             [look],
             observe=lambda simulation: observed(simulation, record, planted, absent),
@@ -180,20 +181,31 @@ def negated(planted: Planted, people: tuple[int, ...]) -> Planted:
 
 
 def altered(task: Task, person: int) -> Task:
-    """The same task where one person's samples are others: huge, or another label or token."""
+    """The same task where one person's samples are others: huge numbers, other tokens and labels.
+
+    People who are loaded one by one (``LazyClients``) stay as they are.
+    """
     data = task.data
     if not isinstance(data, ClientData):
         return task
     rows = torch.from_numpy(data.rows(person))
 
     def change(values: Any) -> Any:
-        if not isinstance(values, torch.Tensor) or values.is_floating_point() is False:
+        if not isinstance(values, torch.Tensor) or len(rows) == 0:
             return values
-        values = values.clone()
-        values[rows] = torch.where(values[rows] < 0, -3e38, 3e38).to(values.dtype)
+        own, values = values[rows], values.clone()
+        if values.is_floating_point():
+            values[rows] = torch.where(own < 0, -3e38, 3e38).to(values.dtype)
+        elif values.dtype != torch.bool:  # turned round within what there is: always a valid token
+            values[rows] = (int(values.min()) + int(values.max()) - own).to(values.dtype)
         return values
 
-    return replace(task, data=replace(data, features=each(change, data.features)))
+    return replace(
+        task,
+        data=replace(
+            data, features=each(change, data.features), targets=each(change, data.targets)
+        ),
+    )
 
 
 def _nothing(params: Any, clients: Indices, round_: int, key: int, radius: float) -> Updates:

@@ -12,15 +12,16 @@ import msgspec
 import numpy as np
 import torch
 
-from dpfedls.audit import cohorts, noise
-from dpfedls.audit.accounting import delta_at
-from dpfedls.audit.boundary import Seen, boundary, released
-from dpfedls.audit.bounds import largest_deviation, scale_error_found
-from dpfedls.audit.canary import FEWEST, CanaryAudit, audit_canaries
-from dpfedls.audit.instruments import Record
-from dpfedls.audit.payments import payment_problems, too_small
-from dpfedls.audit.public import leaving_problems, neighbour_problems
-from dpfedls.audit.worlds import (
+from dpfedls.auditing import cohorts, noise
+from dpfedls.auditing.accounting import delta_at
+from dpfedls.auditing.boundary import Seen, boundary, released
+from dpfedls.auditing.bounds import largest_deviation, scale_error_found
+from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries
+from dpfedls.auditing.instruments import Record
+from dpfedls.auditing.kept import kept_problems
+from dpfedls.auditing.payments import payment_problems, too_small
+from dpfedls.auditing.public import leaving_problems, neighbour_problems
+from dpfedls.auditing.worlds import (
     World,
     altered,
     hostile,
@@ -60,6 +61,7 @@ def audit(
     rounds: int = ROUNDS,
     trials: int = TRIALS,
     canaries: int | None = 0,
+    folder: Path | None = None,
     watch: Advance = lambda done, note: None,
 ) -> dict[str, Any]:
     """Run the recipe with a hostile person and without, and say what leaves that should not.
@@ -67,7 +69,7 @@ def audit(
     ``task`` and ``denoiser`` are a person's own objects where the recipe does not name them.
     Looked at are ``rounds`` rounds of whole runs in temporary folders, and ``trials`` cheap rounds
     in memory; with ``canaries`` also one training run in which so many clients send random
-    directions.
+    directions; with ``folder`` also what a run of this recipe has left there.
     """
     recipe = recipe.resolved()
     check_auditable(recipe.plan, trials)
@@ -77,6 +79,8 @@ def audit(
     small = _small(recipe, rounds)
     watch(0, "many cheap rounds")
     made_up, seen, problems = _many_rounds(small, trials)
+    if folder is not None:
+        problems["the run folder"] = kept_problems(folder)
     watch(1, "deployed noise")
     problems["deployed noise"] = noise.deployed_problems()
     watch(2, "whole runs")
@@ -124,6 +128,7 @@ def audit(
         "relation": plan.relation,
         "rounds": plan.rounds,
         "trials": trials,
+        "folder": None if folder is None else str(folder),
         "canary": msgspec.to_builtins(canaried),
         "note": NOTE,
     }

@@ -9,16 +9,15 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sqlite3
-import tempfile
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from safetensors.numpy import load as load_tensors
 
-from dpfedls.audit.worlds import World
+from dpfedls.auditing.kept import kept_problems, log_lines
+from dpfedls.auditing.worlds import World
 from dpfedls.denoising import denoise, first_memory
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
@@ -29,17 +28,7 @@ from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.model_file import trained_vector
-from dpfedls.runs.report import write_report
-from dpfedls.runs.verify import verify
 from dpfedls.server import ServerState
-
-FILES = {
-    "recipe.toml", "rounds.jsonl", "notes.json", "privacy.json", "ledger.sqlite", "report.html",
-    "model.safetensors", str(FILE),
-}  # fmt: skip
-"""All that a run folder may hold. Whoever adds to it says here what it is made from."""
-LINE = {"round", "epsilon", "clip_norm", "accuracy", "loss", "metrics"}
-TABLES = {"entries", "sqlite_sequence"}
 
 
 def replayed(world: World) -> list[ServerState]:
@@ -47,12 +36,13 @@ def replayed(world: World) -> list[ServerState]:
     recipe, layout = world.recipe, Layout.of(world.task.model)
     params = layout.read(world.task.model)
     norm = recipe.plan.clipping.start
-    memory = first_memory(world.denoiser, layout)
+    denoiser = copy.deepcopy(world.denoiser)
+    memory = first_memory(denoiser, layout)
     states = [ServerState(0, params, params, norm, memory)]
     weighted, weights = params.double(), 1.0
     for seen in world.record:
         release = seen.releases[0]
-        direction, memory = denoise(world.denoiser, release, memory)
+        direction, memory = denoise(denoiser, release, memory)
         # Not by the server's own function: the audit has to know what was promised, not what runs.
         left = 1 - seen.number / recipe.plan.rounds if recipe.schedule == "linear" else 1.0
         params = params + recipe.server_rate * left * direction
@@ -73,7 +63,7 @@ def leaving_problems(world: World) -> list[str]:
         return ["rounds and releases do not match"]
     states = replayed(world)
     return [
-        *_names(world.folder),
+        *kept_problems(world.folder),
         *_training(world, states),
         *_models(world, states),
         *_log(world, states),
@@ -98,13 +88,6 @@ def neighbour_problems(one: World, other: World) -> list[str]:
     if paid != paid_too:
         problems.append("the ledger tells who was there")
     return problems
-
-
-def _names(folder: Path) -> list[str]:
-    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
-    return [f"{name} should not be in the run folder" for name in sorted(found - FILES)] + [
-        f"{name} is missing from the run folder" for name in sorted(FILES - found)
-    ]
 
 
 def _training(world: World, states: list[ServerState]) -> list[str]:
@@ -140,15 +123,34 @@ def _models(world: World, states: list[ServerState]) -> list[str]:
         problems.append("the model that is handed out is not that of the checkpoint")
     if not _near(own, last.average):
         problems.append("the model that is handed out does not follow from the releases")
-    return problems
+    if (
+        path.is_file()
+        and load_tensors(path.read_bytes()).keys()
+        != dict(world.task.model.named_parameters()).keys()
+    ):
+        problems.append("model.safetensors holds tensors that are no parameters")
+    return problems + _untrained(world)
+
+
+def _untrained(world: World) -> list[str]:
+    """Buffers and frozen parameters are as they were before training."""
+    before, after = world.task.model.state_dict(), world.result.model.state_dict()
+    trained = set(Layout.of(world.task.model).names)
+    if before.keys() != after.keys() or vars(world.task.model).keys() != (
+        vars(world.result.model).keys()
+    ):
+        return ["the model that is handed out holds more than the one that was given"]
+    changed = [
+        name
+        for name in before.keys() - trained
+        if not torch.equal(before[name].cpu(), after[name].cpu())
+    ]
+    return [f"{name} changed although it is not trained" for name in sorted(changed)]
 
 
 def _log(world: World, states: list[ServerState]) -> list[str]:
     problems, recipe, test = [], world.recipe, world.task.test
-    lines = [json.loads(line) for line in _lines(world.folder / "rounds.jsonl")]
-    allowed = LINE | ({"seconds"} if recipe.mode == "simulation" else set())
-    extra = sorted({key for line in lines for key in line} - allowed)
-    problems += [f"{key!r} should not be in rounds.jsonl" for key in extra]
+    lines = log_lines(world.folder)
     if [line.get("round") for line in lines] != [state.round for state in states[1:]]:
         return [*problems, "the rounds in rounds.jsonl are not those that were released"]
     if msgspec.to_builtins(world.result.history) != msgspec.to_builtins(read_rounds(world.folder)):
@@ -179,20 +181,9 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
 
 
 def _documents(world: World) -> list[str]:
-    folder, recipe = world.folder, world.recipe
-    problems = [f"verify: {text}" for text in verify(folder)["problems"]]
-    if (folder / "recipe.toml").read_bytes() != recipes.encode(recipe).encode():
+    problems = []
+    if (world.folder / "recipe.toml").read_bytes() != recipes.encode(world.recipe).encode():
         problems.append("recipe.toml is not the recipe that ran")
-    if json.loads((folder / "notes.json").read_bytes()).keys() != {"engine", "model", "own_code"}:
-        problems.append("notes.json holds more, or less, than engine, model and own code")
-    with tempfile.TemporaryDirectory(prefix="dpfedls-") as place:
-        write_report(Path(place), recipe, read_rounds(folder), world.result.statement)
-        if (Path(place) / "report.html").read_bytes() != (folder / "report.html").read_bytes():
-            problems.append("report.html does not follow from the log and the statement")
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as connection:
-        tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
-        if {name for (name,) in tables} != TABLES:
-            problems.append("the ledger holds tables other than its entries")
     summary = world.result.summary()
     known = world.result.statement | {"metrics": world.result.metrics}
     if summary["epsilon"] != known["epsilon"] or summary["metrics"] != known["metrics"]:
@@ -201,12 +192,13 @@ def _documents(world: World) -> list[str]:
 
 
 def _next_norm(recipe: Any, norm: float, inside: float | None, t: int) -> float:
-    """Adaptive clipping as its docstring says it: C · exp(−η_t (b − quantile))."""
+    """Adaptive clipping as its docstring says it: C · exp(−η_t · s), s from −½ to ½."""
     clipping = recipe.plan.clip_norm
     if not isinstance(clipping, AdaptiveClipping) or inside is None:
         return norm
-    share = min(max(inside, 0.0), 1.0)
-    moved = norm * math.exp(-(0.2 + 4 * 0.7**t) * (share - clipping.quantile))
+    away, quantile = min(max(inside, 0.0), 1.0) - clipping.quantile, clipping.quantile
+    scaled = away / (2 * quantile) if away < 0 else away / (2 - 2 * quantile)
+    moved = norm * math.exp(-(0.2 + 4 * 0.7**t) * scaled)
     return min(max(moved, 1e-12), 1e12)
 
 
@@ -225,7 +217,3 @@ def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal but for the rounding of an average that is streamed."""
     room = 1e-5 * float(other.abs().max()) + 1e-12
     return one.shape == other.shape and float((one - other).abs().max()) <= room
-
-
-def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines() if path.is_file() else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpfedls.audit.diagnostics import read_diagnostics
-from dpfedls.audit.membership import sides, threshold_attack
+from dpfedls.auditing.diagnostics import read_diagnostics
+from dpfedls.auditing.membership import sides, threshold_attack
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs.folder import read_recipe
 from dpfedls.runs.load import load
