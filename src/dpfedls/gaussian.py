@@ -21,6 +21,7 @@ class Release:
     round: int = 0
     clip_norm: float = 0.0  # of this round
     inside: float | None = None  # the noisy share of updates inside the ball, where it is counted
+    step: float = 1.0  # what the server multiplies the direction by
 
 
 def gaussian_release(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from dpfedls.component import Component, check_types
 from dpfedls.errors import (
@@ -29,6 +27,7 @@ from dpfedls.errors import (
 )
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.people.losses import Loss, require_one_loss_per_sample
+from dpfedls.people.precision import computing_in, to_precision
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
@@ -74,8 +73,7 @@ class LocalSGD(Component, frozen=True, tag=False):
                 "them, since each says how long a client trains"
             )
         for name in ("epochs", "steps", "batch_size"):
-            value = getattr(self, name)
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 require_positive(f"local.{name}", value, "a client must see at least one batch")
         require_finite("local.learning_rate", self.learning_rate, "0.1 is a common start")
         require_fraction("local.decay", self.decay, "1.0 keeps the learning rate")
@@ -185,27 +183,6 @@ class LoopedUpdate(Update):
             if radius < math.inf:
                 project([weights[None]], [params], radius)
         return weights
-
-
-def to_precision(tree: Tree, dtype: torch.dtype) -> Tree:
-    """All fractions of the tree in that precision; whole numbers stay as they are."""
-    if not isinstance(tree, Tensor):
-        return tree_map_only(Tensor, lambda t: to_precision(t, dtype), tree)
-    return tree.to(dtype) if tree.is_floating_point() else tree
-
-
-@contextmanager
-def computing_in(dtype: torch.dtype) -> Iterator[None]:
-    """Torch's default for new tensors, and for whole numbers that become fractions."""
-    before = torch.get_default_dtype()
-    if dtype == before:  # the usual case, and the only one that several threads may share
-        yield
-        return
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import Noise
+from dpfedls.stepping import NoiseRate, Schedule, ServerRate, step_length
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,6 @@ class ServerState:
         return replace(self, params=params, average=average, memory=memory)
 
 
-Schedule: TypeAlias = Literal["constant", "linear"]
-"""Of the server rate: the same in every round, or falling linearly towards zero."""
-
-
 @dataclass(frozen=True)
 class Server:
     """The server's part of Algorithm 1.
@@ -52,12 +48,13 @@ class Server:
     denoiser: AnyCallable
     layout: Layout
     ledger: Ledger
-    rate: float = 1.0  # η_g
+    rate: ServerRate = 1.0  # η_g
     averaging: float = 0.0
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        require_finite("server_rate", self.rate, "the paper uses 1")
+        if not isinstance(self.rate, NoiseRate):
+            require_finite("server_rate", self.rate, "the paper uses 1")
         if isinstance(self.denoiser, type) or not callable(self.denoiser):
             raise InputError(
                 f"denoiser = {self.denoiser!r} cannot be called with a release; give for example "
@@ -89,17 +86,13 @@ class Server:
         release = gaussian_release(  # ── privacy boundary ──
             total, plan, state.clip_norm, t, noise, self.layout
         )
+        step = step_length(self.rate, self.schedule, plan, state.clip_norm, t)
+        release = replace(release, step=step)
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
-        step = self.rate * remaining(self.schedule, t, plan.rounds)
         params = state.params + step * direction
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         clip_norm = plan.clipping.following(state.clip_norm, release.inside, t)
         return ServerState(t + 1, params, average, clip_norm, memory)
-
-
-def remaining(schedule: Schedule, t: int, rounds: int) -> float:
-    """The share of the server rate that is left in round t."""
-    return 1 - t / rounds if schedule == "linear" else 1.0
 
 
 def newest_weight(r: float, t: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.model_file import trained_vector
+from dpfedls.runs.recipe import Recipe
 from dpfedls.server import ServerState
+from dpfedls.stepping import NoiseRate
 
 
 def replayed(world: World) -> list[ServerState]:
@@ -42,10 +45,10 @@ def replayed(world: World) -> list[ServerState]:
     weighted, weights = params.double(), 1.0
     for seen in world.record:
         release = seen.releases[0]
-        direction, memory = denoise(denoiser, release, memory)
+        step = _step(recipe, norm, seen.number)
+        direction, memory = denoise(denoiser, replace(release, step=step), memory)
         # Not by the server's own function: the audit has to know what was promised, not what runs.
-        left = 1 - seen.number / recipe.plan.rounds if recipe.schedule == "linear" else 1.0
-        params = params + recipe.server_rate * left * direction
+        params = params + step * direction
         if recipe.averaging == 0:
             average = params
         else:  # Σ r^−s w^s ÷ Σ r^−s, each term times r at every step so that none overflows
@@ -55,6 +58,17 @@ def replayed(world: World) -> list[ServerState]:
         norm = _next_norm(recipe, norm, release.inside, seen.number)
         states.append(ServerState(seen.number + 1, params, average, norm, memory))
     return states
+
+
+def _step(recipe: Recipe, norm: float, t: int) -> float:
+    """The server rate of round t."""
+    plan, rounds, rate = recipe.plan, recipe.plan.rounds, recipe.server_rate
+    falling = [1 - s / rounds if recipe.schedule == "linear" else 1.0 for s in range(rounds)]
+    if isinstance(rate, NoiseRate):
+        deviation = plan.noise * plan.clipping.contribution(norm) / plan.expected_cohort
+        gathered = deviation * sum(share**2 for share in falling) ** 0.5
+        rate = min(rate.at_most, rate.noise / gathered) if gathered else rate.at_most
+    return rate * falling[t]
 
 
 def leaving_problems(world: World) -> list[str]:

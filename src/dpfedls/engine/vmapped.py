@@ -20,9 +20,10 @@ from torch.func import functional_call, vmap
 from dpfedls.engine.batching import CrossEntropy, client_layers
 from dpfedls.engine.chains import Chain, chain_of
 from dpfedls.engine.threads import one_torch_thread
-from dpfedls.local_sgd import Tree, Update, project, schedule, to_precision
+from dpfedls.local_sgd import Tree, Update, project, schedule
 from dpfedls.parameters import Updates, Vector
 from dpfedls.people.losses import cross_entropy, require_one_loss_per_sample
+from dpfedls.people.precision import to_precision
 from dpfedls.sampling import Indices
 
 

@@ -27,7 +27,7 @@ from dpfedls.local_sgd import LocalSGD
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.explain import explain
-from dpfedls.server import Schedule
+from dpfedls.stepping import NoiseRate, Schedule, ServerRate
 from dpfedls.tasks import own
 
 
@@ -60,7 +60,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     local: LocalSGD
     denoiser: NamedDenoiser | list[NamedDenoiser] = msgspec.field(default_factory=Identity)
     calibrate: Calibration | None = None
-    server_rate: float = 1.0
+    server_rate: ServerRate = 1.0
     schedule: Schedule = "constant"  # of the server rate
     averaging: float = 0.0
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
@@ -76,7 +76,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reproduces: str = ""
 
     def __post_init__(self) -> None:
-        require_finite("server_rate", self.server_rate, "the paper uses 1")
+        if not isinstance(self.server_rate, NoiseRate):
+            require_finite("server_rate", self.server_rate, "the paper uses 1")
         require_positive("evaluate_every", self.evaluate_every, "1 evaluates the model every round")
         require_not_negative("seed", self.seed, "any whole number from 0 up will do")
         require_share("averaging", self.averaging, "0 is the last iterate, 1 the uniform average")

@@ -1,0 +1,47 @@
+"""How far the server goes along a direction: the server rate η_g and its schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+from dpfedls.component import Component, check_types
+from dpfedls.errors import require_finite
+from dpfedls.privacy.plan import PrivacyPlan
+
+Schedule: TypeAlias = Literal["constant", "linear"]  # linear: falling towards zero
+
+
+class NoiseRate(Component, frozen=True, tag="noise"):
+    """The server rate at which the whole run leaves noise of this standard deviation in a weight.
+
+    It follows the clip norm, half the step at twice the norm; with little noise it is ``at_most``.
+    """
+
+    noise: float
+    at_most: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_types(self, "server_rate.")
+        require_finite("server_rate.noise", self.noise, "0.05 suits most models")
+        require_finite("server_rate.at_most", self.at_most, "the paper uses 1")
+
+
+ServerRate: TypeAlias = float | NoiseRate
+
+
+def step_length(
+    rate: ServerRate, schedule: Schedule, plan: PrivacyPlan, clip_norm: float, t: int
+) -> float:
+    """What round t's direction is multiplied by."""
+    if isinstance(rate, NoiseRate):
+        gathered = noise_gathered(schedule, plan, clip_norm)
+        rate = min(rate.at_most, rate.noise / gathered) if gathered > 0 else rate.at_most
+    return rate * (1 - t / plan.rounds) if schedule == "linear" else rate
+
+
+def noise_gathered(schedule: Schedule, plan: PrivacyPlan, clip_norm: float) -> float:
+    """The noise's standard deviation in a weight after all rounds, at server rate 1."""
+    t = plan.rounds
+    squares = (t + 1) * (2 * t + 1) / (6 * t) if schedule == "linear" else t  # Σ of the schedule's
+    return plan.noise_stddev(clip_norm) / plan.expected_cohort * math.sqrt(squares)
