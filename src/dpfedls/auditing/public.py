@@ -68,6 +68,7 @@ def _step(recipe: Recipe, norm: float, t: int) -> float:
         deviation = plan.noise * plan.clipping.contribution(norm) / plan.expected_cohort
         gathered = deviation * sum(share**2 for share in falling) ** 0.5
         rate = min(rate.at_most, rate.noise / gathered) if gathered else rate.at_most
+    assert not isinstance(rate, str)  # it was chosen before the run
     return rate * falling[t]
 
 

@@ -12,8 +12,16 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import tomli_w
 
+from dpfedls.auto.tables import filled
 from dpfedls.component import Component
-from dpfedls.denoisers import AnyDenoiser, JamesStein, LaplacianSmoothing, Momentum, SoftThreshold
+from dpfedls.denoisers import (
+    AdaptiveSmoothing,
+    AnyDenoiser,
+    JamesStein,
+    LaplacianSmoothing,
+    Momentum,
+    SoftThreshold,
+)
 from dpfedls.denoising import AnyCallable, Identity, chain
 from dpfedls.errors import (
     InputError,
@@ -60,7 +68,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     local: LocalSGD
     denoiser: NamedDenoiser | list[NamedDenoiser] = msgspec.field(default_factory=Identity)
     calibrate: Calibration | None = None
-    server_rate: ServerRate = 1.0
+    server_rate: ServerRate | Literal["auto"] = 1.0  # "auto" until the model is known
     schedule: Schedule = "constant"  # of the server rate
     averaging: float = 0.0
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
@@ -74,9 +82,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     evaluate_every: int = 1
     diagnose: bool = False  # simulation only: also evaluate on private samples, into its own file
     reproduces: str = ""
+    chosen: dict[str, str] = msgspec.field(default_factory=dict)  # what nobody gave, and why so
 
     def __post_init__(self) -> None:
-        if not isinstance(self.server_rate, NoiseRate):
+        if not isinstance(self.server_rate, NoiseRate | str):
             require_finite("server_rate", self.server_rate, "the paper uses 1")
         require_positive("evaluate_every", self.evaluate_every, "1 evaluates the model every round")
         require_not_negative("seed", self.seed, "any whole number from 0 up will do")
@@ -137,7 +146,12 @@ def _method(step: NamedDenoiser) -> str:
     return step.name.rpartition(":")[2] if isinstance(step, OwnDenoiser) else _TITLES[type(step)]
 
 
-_TITLES = {JamesStein: "James–Stein", SoftThreshold: "soft threshold", Momentum: "momentum"}
+_TITLES = {
+    AdaptiveSmoothing: "DP-Fed-LS, adaptive strength",
+    JamesStein: "James–Stein",
+    SoftThreshold: "soft threshold",
+    Momentum: "momentum",
+}
 
 
 def built(denoiser: NamedDenoiser | list[NamedDenoiser]) -> AnyCallable:
@@ -199,6 +213,7 @@ def decode(values: dict[str, Any], source: str, settings: list[str]) -> Recipe:
         elif setting.startswith("calibrate.epsilon=") and isinstance(values.get("plan"), dict):
             values["plan"].pop("noise_multiplier", None)
     _name_files(values, Path())
+    values = filled(values)
     if isinstance(values.get("denoiser"), dict | list):
         values["denoiser"] = _each_step(values["denoiser"], _from_table)
     try:

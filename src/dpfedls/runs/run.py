@@ -130,6 +130,11 @@ class Run:
 
 def server_for(recipe: Recipe, layout: Layout, denoiser: AnyCallable) -> Server:
     """The server that a recipe asks for, with a ledger in memory until a folder lends its own."""
+    if recipe.server_rate == "auto":
+        raise InputError(
+            'server_rate = "auto" is chosen by the simulator, which has model and samples at hand; '
+            "give a number, or run the recipe once with dpfedls run and take its recipe.toml"
+        )
     ledger = MemoryLedger(recipe.plan, recipe.budget)
     return Server(
         recipe.plan,

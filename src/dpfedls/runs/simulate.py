@@ -20,6 +20,7 @@ from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.samples import each
 from dpfedls.randomness import SeededStreams, SystemStreams
+from dpfedls.runs.fitting import fitted
 from dpfedls.runs.folder import is_free, read_recipe
 from dpfedls.runs.recipe import PYTHON, Recipe, built
 from dpfedls.runs.record import Result, Watch
@@ -92,6 +93,7 @@ def assist(ranks: Workers) -> None:
     recipe, folder = ranks.tell()
     recipe = msgspec.structs.replace(recipe, budget=None)  # rank 0 pays, and says when to stop
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    recipe = fitted(recipe, task)
     simulation, model = prepare(recipe, task, built(recipe.denoiser))
     ranks.begin(folder)
     state: ServerState = ranks.tell().to(next(model.parameters()).device)
@@ -148,4 +150,5 @@ def _run(recipe: Recipe, folder: Path, watch: Sequence[Watch], ranks: Workers) -
         )
     ranks.tell((recipe, folder))
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    recipe = fitted(recipe, task)
     return simulate(recipe, task, built(recipe.denoiser), folder, watch, ranks)

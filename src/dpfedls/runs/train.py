@@ -6,10 +6,11 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
+from dpfedls.auto.choices import LOCAL, SMOOTHING, WHY, plan_for
 from dpfedls.denoisers import AnyDenoiser
 from dpfedls.denoising import AnyCallable, Chain, Identity
 from dpfedls.errors import InputError
@@ -18,13 +19,13 @@ from dpfedls.metrics import Metrics
 from dpfedls.people.lazy import People, people
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_samples
-from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.runs.fitting import fitted
 from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
 from dpfedls.runs.record import Result, Watch
 from dpfedls.runs.simulate import simulate
 from dpfedls.runs.watch import Progress
-from dpfedls.sampling import PoissonSampling
+from dpfedls.stepping import Schedule
 from dpfedls.tasks import own
 from dpfedls.tasks.task import Task
 
@@ -40,7 +41,8 @@ def train(
     delta: float | None = None,
     local: LocalSGD | None = None,
     denoiser: AnyCallable | None = None,
-    server_rate: float = 1.0,
+    server_rate: float | Literal["auto"] | None = None,
+    schedule: Schedule | None = None,
     averaging: float = 0.0,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
@@ -84,6 +86,7 @@ def train(
         local=local,
         denoiser=denoiser,
         server_rate=server_rate,
+        schedule=schedule,
         averaging=averaging,
         loss=loss,
         metrics=metrics,
@@ -115,6 +118,8 @@ def asked(
     delta: float | None = None,
     local: LocalSGD | None = None,
     denoiser: AnyCallable | None = None,
+    server_rate: float | Literal["auto"] | None = None,
+    schedule: Schedule | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -128,42 +133,41 @@ def asked(
             f"local is {own.name_of(local)}, not dpfedls.LocalSGD; clients take plain SGD steps, "
             "whose length the clip norm bounds: give LocalSGD(epochs=5, learning_rate=0.1), say"
         )
-    denoiser = denoiser or Identity()
+    plan, usual, why = _promise(plan, epsilon, delta, data)
+    given = {"local": local, "denoiser": denoiser, "schedule": schedule, "server_rate": server_rate}
+    denoiser = denoiser or usual.denoiser
     recipe = Recipe(
         task=PYTHON,
-        plan=_plan(plan, epsilon, delta, data),
-        local=local or DEFAULT_LOCAL,
+        plan=plan,
+        local=local or usual.local,
         denoiser=_named(denoiser),
+        schedule=schedule or usual.schedule,
+        server_rate=usual.server_rate if server_rate is None else server_rate,
+        chosen={key: line for key, line in why.items() if given.get(key) is None},
         **settings,
     )
     held = None if test is None else as_samples(test, "test")
     task = Task(data, model, held, loss=loss, metrics=metrics or {}, test_from=test_from)
-    return recipe, task, denoiser
+    return fitted(recipe, task), task, denoiser
 
 
-DEFAULT_LOCAL = LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
-"""What clients do where nothing else is said."""
+class _Usual(NamedTuple):
+    """What goes with a promise where nothing else is said."""
+
+    local: LocalSGD
+    denoiser: AnyCallable
+    schedule: Schedule
+    server_rate: float | Literal["auto"]
 
 
-def default_plan(num_clients: int, delta: float | None = None) -> PrivacyPlan:
-    """The plan that ``epsilon`` alone calibrates: 100 rounds of about a twentieth of the people.
-
-    Clipping follows the median of the updates' lengths, so no norm has to be known. At least 20
-    people are expected in a round, or everybody where there are fewer.
-    """
-    rate = min(1.0, max(0.05, 20 / num_clients))
-    return PrivacyPlan(
-        sampler=PoissonSampling(rate=rate),
-        num_clients=num_clients,
-        rounds=100,
-        clip_norm=AdaptiveClipping(),
-        delta=delta,
-    )
+_BY_PLAN = _Usual(LocalSGD(epochs=5, batch_size=10), Identity(), "constant", 1.0)
+_BY_EPSILON = _Usual(LOCAL, SMOOTHING, "linear", "auto")
 
 
-def _plan(
+def _promise(
     plan: PrivacyPlan | None, epsilon: float | None, delta: float | None, data: People
-) -> PrivacyPlan:
+) -> tuple[PrivacyPlan, _Usual, dict[str, str]]:
+    """The plan, what goes with it where nothing else is said, and why."""
     if (plan is None) == (epsilon is None):
         raise InputError(
             "give either plan=PrivacyPlan(…), the whole promise, or epsilon=…, from which a plan "
@@ -171,10 +175,11 @@ def _plan(
         )
     if plan is None:
         assert epsilon is not None
-        return default_plan(data.num_clients, delta).calibrated(epsilon)
+        plan, why = plan_for(data.num_clients, epsilon, delta)
+        return plan, _BY_EPSILON, why | WHY
     if delta is not None:
         raise InputError("delta is part of the plan: give PrivacyPlan(delta=…) and leave it out")
-    return plan
+    return plan, _BY_PLAN, {}
 
 
 def _named(denoiser: AnyCallable) -> NamedDenoiser | list[NamedDenoiser]:

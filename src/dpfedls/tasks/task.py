@@ -62,6 +62,23 @@ _TASKS = {
 }
 
 
+# How many people the paper, or the data itself, has.
+_PEOPLE = {
+    "digits-logistic": 200,
+    "mnist-logistic": 500,
+    "mnist-logistic-dirichlet": 500,
+    "mnist5k-logistic": 400,
+    "shakespeare-lstm": 975,
+    "svhn-cnn": 2000,
+    "synthetic-logistic": 500,
+}
+
+
+def usual_people(name: object) -> int | None:
+    """How many people a task is usually divided among; None where nobody has said."""
+    return _PEOPLE.get(name) if isinstance(name, str) else None
+
+
 def make_task(name: str, num_clients: int, streams: SeededStreams) -> Task:
     """The task of that name, its samples divided among ``num_clients`` people.
 

@@ -1,0 +1,109 @@
+"""How many rounds, and how many people in each: the cheapest plan whose noise is near the least.
+
+A run's noise is measured against what it moves: z ÷ (rate · √rounds), the noise that is left in a
+person's whole contribution. No plan goes below that of one release of everybody's at the same
+(ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
+clients work. With many people there is so little noise that the server rate is at its limit anyway;
+then a plan is good enough whatever its waste.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dpfedls.auto.rate import USUAL
+from dpfedls.errors import require_positive
+from dpfedls.privacy.clipping import AdaptiveClipping
+from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.sampling import PoissonSampling
+from dpfedls.stepping import noise_gathered
+
+
+class Row(NamedTuple):
+    """A plan that could be made, and what it costs."""
+
+    plan: PrivacyPlan
+    waste: float
+
+    @property
+    def client_rounds(self) -> float:
+        """Expected trainings of all people together."""
+        return self.plan.expected_cohort * self.plan.rounds
+
+    @property
+    def enough(self) -> bool:
+        """Whether less noise would hardly help."""
+        return self.waste <= ENOUGH or noise_gathered("linear", self.plan, 1.0) <= QUIET
+
+
+def candidates(
+    num_clients: int,
+    epsilon: float,
+    delta: float | None = None,
+    *,
+    cohort_at_most: int | None = None,
+    rounds_at_most: int | None = None,
+) -> Iterator[Row]:
+    """Plans within the limits, from the cheapest to the dearest, each calibrated when asked for."""
+    for name, limit in (("cohort_at_most", cohort_at_most), ("rounds_at_most", rounds_at_most)):
+        if limit is not None:
+            require_positive(name, limit, "it is a limit on what clients can bear")
+    cohorts = _steps(_LEAST_COHORT, min(cohort_at_most or num_clients, num_clients))
+    most = rounds_at_most or ROUNDS[-1]
+    rounds = [count for count in ROUNDS if count <= most] or [most]
+    least = _plan(num_clients, num_clients, 1, delta).calibrated(epsilon).noise
+    # Of two that cost the same the one with more rounds: it learns more from as much work.
+    for cohort, count in sorted(
+        ((cohort, count) for cohort in cohorts for count in rounds),
+        key=lambda pair: (pair[0] * pair[1], -pair[1]),
+    ):
+        plan = _plan(num_clients, cohort, count, delta).calibrated(epsilon)
+        yield Row(plan, plan.noise / (cohort / num_clients * math.sqrt(count)) / least)
+
+
+def choose_plan(rows: Iterator[Row]) -> Row:
+    """The cheapest that is good enough, else the one that wastes least."""
+    seen = []
+    for row in rows:
+        if row.enough:
+            return row
+        seen.append(row)
+    return min(seen, key=lambda row: row.waste)
+
+
+def people_needed(epsilon: float, row: Row) -> str | None:
+    """What is missing where this many people cannot have a useful model at that ε, in one line."""
+    gathered = noise_gathered("linear", row.plan, 1.0)
+    if gathered <= HOPELESS * USUAL:
+        return None
+    people = row.plan.num_clients
+    return (
+        f"{people} people at ε = {epsilon:g} leave more noise than signal (server rate "
+        f"{USUAL / gathered:.2g}); a useful model needs about "
+        f"{math.ceil(people * gathered / (HOPELESS * USUAL) / 10) * 10} people, or a larger ε"
+    )
+
+
+def _plan(num_clients: int, cohort: float, rounds: int, delta: float | None) -> PrivacyPlan:
+    return PrivacyPlan(
+        sampler=PoissonSampling(rate=cohort / num_clients),
+        num_clients=num_clients,
+        rounds=rounds,
+        clip_norm=AdaptiveClipping(),
+        delta=delta,
+    )
+
+
+def _steps(least: int, most: int) -> list[int]:
+    """1, 2, 5, 10, 20, … from the least to the most, both of them included."""
+    steps = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
+    return sorted({min(least, most), most, *(step for step in steps if least < step < most)})
+
+
+ENOUGH = 1.1
+QUIET = USUAL / 4  # noise that nobody notices, for clip norms of the usual size
+ROUNDS = (100, 200, 400)
+HOPELESS = 50  # server rates below a fiftieth
+_LEAST_COHORT = 20

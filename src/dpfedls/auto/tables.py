@@ -1,0 +1,40 @@
+"""What a recipe's TOML leaves open, filled in before it is decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dpfedls.auto.choices import LOCAL, SMOOTHING, WHY, plan_for
+from dpfedls.errors import InputError
+from dpfedls.tasks.task import usual_people
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that gives ``calibrate.epsilon`` and no plan, with one chosen for it.
+
+    What the table does say stays. A recipe with a sampler, rounds or noise is left alone.
+    """
+    calibrate, plan = values.get("calibrate"), values.get("plan", {})
+    if not isinstance(calibrate, dict) or "epsilon" not in calibrate or not isinstance(plan, dict):
+        return values
+    if not {"sampler", "rounds", "noise_multiplier"}.isdisjoint(plan):
+        return values
+    people = plan.get("num_clients", usual_people(values.get("task")))
+    if not isinstance(people, int):
+        raise InputError(
+            "the recipe does not say how many people there are, on which the plan depends; give "
+            "plan.num_clients"
+        )
+    chosen, why = plan_for(people, calibrate["epsilon"], plan.get("delta"))
+    given = {*values, *(f"plan.{key}" for key in plan)}
+    return {
+        "local": msgspec.to_builtins(LOCAL),
+        "denoiser": msgspec.to_builtins(SMOOTHING),
+        "server_rate": "auto",
+        "schedule": "linear",
+        **values,
+        "plan": msgspec.to_builtins(chosen) | plan,
+        "chosen": {key: line for key, line in (why | WHY).items() if key not in given},
+    }

@@ -1,0 +1,93 @@
+"""Laplacian smoothing that finds its own strength, along every axis of every tensor.
+
+Let neighbours along an axis have correlation ρ, as in an autoregressive process of order one. Its
+precision matrix is a multiple of I + sL with s = ρ ÷ (1 − ρ)², L the Laplacian of a path with free
+ends; so the Wiener filter of such a signal in much white noise is (I + sL)⁻¹ times a number, which
+is the server rate's business. ρ is read off everything released so far: noise is independent from
+coordinate to coordinate and adds nothing, on average, to products of neighbours.
+
+The filter acts on the sum of all releases, not on each by itself: once ρ is known, the noise of
+the first rounds is smoothed too. With a strength that does not change the two are the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpfedls.component import Component
+from dpfedls.denoising import Memory
+from dpfedls.gaussian import Release
+from dpfedls.parameters import Layout, Vector
+
+
+class AdaptiveSmoothing(Component, frozen=True, tag="adaptive-laplacian"):
+    """Smooth each axis of a tensor as strongly as neighbours along it are alike.
+
+    Guarantees: reads releases only, so it costs no privacy; where neighbours are not alike the
+    release stays as it is.
+    """
+
+    def start(self, layout: Layout) -> Memory:
+        return {"total": torch.zeros(layout.dim), "smoothed": torch.zeros(layout.dim)}
+
+    def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
+        total = memory["total"] + release.step * release.value
+        tensors = release.layout.split(total).values()
+        smoothed = torch.cat([smooth_axes(tensor).reshape(-1) for tensor in tensors])
+        direction = (smoothed - memory["smoothed"]) / release.step
+        return direction, {"total": total, "smoothed": smoothed}
+
+
+def smooth_axes(tensor: Tensor) -> Tensor:
+    """The tensor, smoothed along each axis by the strength that its neighbours ask for."""
+    strengths = [strength_along(tensor, axis) for axis in range(tensor.dim())]
+    for axis, strength in enumerate(strengths):
+        if strength > 0:
+            tensor = smooth_path(tensor, strength, axis) * _longer_step(strength)
+    return tensor
+
+
+def strength_along(tensor: Tensor, axis: int) -> float:
+    """ρ ÷ (1 − ρ)², where ρ is what second neighbours' products are to first neighbours'.
+
+    The ratio does without the variance, to which noise adds. What all entries of a row have in
+    common is taken out: it makes the far ones as much alike as the near ones. Zero unless the
+    neighbours' products are beyond what noise alone gives in one of thirty thousand cases.
+    """
+    if tensor.shape[axis] < _LEAST_ENTRIES or tensor.dim() < 2:
+        return 0.0
+    rows = tensor.movedim(axis, -1)
+    rows = rows - rows.mean(dim=-1, keepdim=True)
+    first, second = rows[..., 1:] * rows[..., :-1], rows[..., 2:] * rows[..., :-2]
+    chance = rows.square().mean() / math.sqrt(first.numel())
+    if not first.mean() > _BEYOND_CHANCE * chance:
+        return 0.0
+    alike = min(max(float(second.mean() / first.mean()), 0.0), _MOST_ALIKE)
+    return alike / (1 - alike) ** 2
+
+
+def smooth_path(tensor: Tensor, strength: float, axis: int) -> Tensor:
+    """(I + strength · L)⁻¹ along an axis, L the Laplacian of a path with free ends.
+
+    A path with free ends is half of the ring on which it lies forwards, then backwards.
+    """
+    size = tensor.shape[axis]
+    spectrum = torch.fft.rfft(torch.cat([tensor, tensor.flip(axis)], dim=axis), dim=axis)
+    waves = torch.arange(size + 1, device=tensor.device) * (math.pi / (2 * size))
+    gain = 1 / (1 + 4 * strength * waves.sin().square())
+    gain = gain.view(-1, *(1,) * (tensor.dim() - 1 - axis))
+    return torch.fft.irfft(spectrum * gain, 2 * size, dim=axis).narrow(axis, 0, size)
+
+
+def _longer_step(strength: float) -> float:
+    """Half of the noise that smoothing saves, in logarithms, is spent on a longer step."""
+    power = (1 + 2 * strength) / (1 + 4 * strength) ** 1.5  # of smoothed white noise of power 1
+    return power**-0.25
+
+
+_LEAST_ENTRIES = 8  # in fewer there is nothing to be learned about neighbours
+_BEYOND_CHANCE = 4.0
+_MOST_ALIKE = 0.7  # where noise is as little as it may be, a stronger filter costs more than noise

@@ -1,0 +1,35 @@
+"""The rates that a recipe leaves to us, once its model is known."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from dpfedls.auto.choices import rates_for
+from dpfedls.people.checks import check_model, check_samples
+from dpfedls.people.samples import each
+from dpfedls.runs.recipe import Recipe
+from dpfedls.tasks.task import Task
+
+
+def fitted(recipe: Recipe, task: Task) -> Recipe:
+    """The recipe with numbers where it says "auto": from the model and from public inputs.
+
+    Of people's samples the shape alone is looked at, which all of them have in common.
+    """
+    if recipe.server_rate != "auto":
+        return recipe
+    check_model(task.model)
+    if task.test is None:
+        first = int(np.argmax(task.data.sizes > 0))
+        samples = each(lambda values: values[:1], task.data.client(first))
+        check_samples(task.model, samples, f"clients[{first}]", task.loss)
+        rates = rates_for(task.model, task.loss, shape_of=samples[0])
+    else:
+        check_samples(task.model, task.test, "test", task.loss)
+        rates = rates_for(task.model, task.loss, public=task.test[0])
+    local, why = recipe.local, {"server_rate": rates.why["server_rate"]}
+    if "local" in recipe.chosen:
+        local, why = msgspec.structs.replace(local, learning_rate=rates.learning), rates.why
+    chosen = recipe.chosen | why
+    return msgspec.structs.replace(recipe, server_rate=rates.server, local=local, chosen=chosen)
