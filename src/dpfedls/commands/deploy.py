@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpfedls.commands.output import Json, answer
 from dpfedls.commands.training import finish, new_folder
 from dpfedls.errors import InputError
+
+if TYPE_CHECKING:
+    from dpfedls.runs.recipe import Recipe
 
 app = typer.Typer(
     help="Run a recipe on real machines with Flower: SuperLink and SuperNodes.",
@@ -48,7 +51,7 @@ def init(
 
     settings = list(set_ or [])
     chosen = deployed(recipes.read(recipe, settings), settings)
-    chosen = on_nodes(chosen, reveal_cohorts=reveal_cohorts)
+    chosen = _with_rates(on_nodes(chosen, reveal_cohorts=reveal_cohorts))
     config = {"run-folder": "runs/federation", "wait-for-nodes": 4, "round-timeout": 600.0}
     write_app(folder, chosen, config)
     values = {"app": str(folder), "files": [str(folder / name) for name in FILES]}
@@ -78,7 +81,7 @@ def local(
     own = find_app(source)
     if own is None:
         chosen = deployed(recipes.read(source, settings), settings)
-        chosen = on_nodes(chosen, reveal_cohorts=reveal_cohorts)
+        chosen = _with_rates(on_nodes(chosen, reveal_cohorts=reveal_cohorts))
     elif settings or reveal_cohorts:
         raise InputError(
             f"{own} is an app that runs its own recipe.toml, so --set and --reveal-cohorts would "
@@ -105,3 +108,16 @@ def local(
         )
         raise typer.Exit(1) from stopped
     finish(result, json)
+
+
+def _with_rates(recipe: Recipe) -> Recipe:
+    """The recipe with the rates that it leaves to us, which need its model."""
+    if recipe.server_rate != "auto":
+        return recipe
+    from dpfedls.randomness import SeededStreams
+    from dpfedls.runs.fitting import fitted
+    from dpfedls.tasks.task import make_task
+
+    return fitted(
+        recipe, make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    )

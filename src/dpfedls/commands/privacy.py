@@ -178,6 +178,58 @@ def rounds(
 
 
 @app.command()
+def plan(
+    clients: Clients,
+    epsilon: Epsilon,
+    delta: Delta = None,
+    cohort_at_most: Annotated[
+        int | None, typer.Option(help="Most people that a round can have.")
+    ] = None,
+    rounds_at_most: Annotated[int | None, typer.Option(help="Most rounds there can be.")] = None,
+    json: Json = False,
+) -> None:
+    """Plans for a promise: how many people a round, how many rounds, and what each costs."""
+    from dpfedls.auto.planner import candidates, choose_plan, people_needed
+
+    limits = {"cohort_at_most": cohort_at_most, "rounds_at_most": rounds_at_most}
+    rows = list(candidates(clients, epsilon, delta, **limits))
+    row = choose_plan(iter(rows))
+    found = [
+        {
+            "cohort": r.plan.expected_cohort,
+            "rounds": r.plan.rounds,
+            "noise_multiplier": r.plan.noise,
+            "waste": r.waste,
+            "client_rounds": r.client_rounds,
+        }
+        for r in rows
+    ]
+    values = {
+        "rows": found,
+        "chosen": found[rows.index(row)],
+        "epsilon": epsilon,
+        "delta": row.plan.target_delta,
+        "missing": people_needed(epsilon, row),
+    }
+    answer(values, json, _plans(values))
+
+
+def _plans(values: dict[str, Any]) -> str:
+    head = f"{'cohort':>9} {'rounds':>7} {'noise':>8} {'waste':>7} {'trainings':>10}"
+    lines = [
+        f"{r['cohort']:>9.6g} {r['rounds']:>7} {r['noise_multiplier']:>8.3f} {r['waste']:>7.2f} "
+        f"{r['client_rounds']:>10.6g}{'  ← chosen' if r == values['chosen'] else ''}"
+        for r in values["rows"]
+    ]
+    notes = [
+        f"Poisson sampling, ε = {values['epsilon']:g} at δ = {values['delta']:.3g}. waste: noise "
+        "against one release of everybody's, which no plan goes below; trainings: of all people "
+        "together. Chosen is the cheapest that wastes little, or whose noise nobody notices."
+    ]
+    return "\n".join([head, *lines, *notes, *([values["missing"]] if values["missing"] else [])])
+
+
+@app.command()
 def statement(run: RunFolder, json: Json = False) -> None:
     """The privacy statement of a run, if it is what the run's ledger gives."""
     from dpfedls.privacy.wording import text

@@ -1,4 +1,4 @@
-"""Laplacian smoothing that finds its own strength, along every axis of every tensor.
+"""Laplacian smoothing that finds its own strength, along the axes of every tensor.
 
 Let neighbours along an axis have correlation ρ, as in an autoregressive process of order one. Its
 precision matrix is a multiple of I + sL with s = ρ ÷ (1 − ρ)², L the Laplacian of a path with free
@@ -42,9 +42,13 @@ class AdaptiveSmoothing(Component, frozen=True, tag="adaptive-laplacian"):
 
 
 def smooth_axes(tensor: Tensor) -> Tensor:
-    """The tensor, smoothed along each axis by the strength that its neighbours ask for."""
-    strengths = [strength_along(tensor, axis) for axis in range(tensor.dim())]
-    for axis, strength in enumerate(strengths):
+    """The tensor, smoothed along each axis by the strength that its neighbours ask for.
+
+    Not along the first: it counts units, classes or words, whose order means nothing, and classes
+    that happen to be alike, as letters are in an alphabet, must stay apart.
+    """
+    strengths = {axis: strength_along(tensor, axis) for axis in range(1, tensor.dim())}
+    for axis, strength in strengths.items():
         if strength > 0:
             tensor = smooth_path(tensor, strength, axis) * _longer_step(strength)
     return tensor
@@ -57,7 +61,7 @@ def strength_along(tensor: Tensor, axis: int) -> float:
     common is taken out: it makes the far ones as much alike as the near ones. Zero unless the
     neighbours' products are beyond what noise alone gives in one of thirty thousand cases.
     """
-    if tensor.shape[axis] < _LEAST_ENTRIES or tensor.dim() < 2:
+    if tensor.shape[axis] < _LEAST_ENTRIES:
         return 0.0
     rows = tensor.movedim(axis, -1)
     rows = rows - rows.mean(dim=-1, keepdim=True)

@@ -114,6 +114,7 @@ def summary(
         "noise_multiplier": recipe.plan.noise_multiplier,
         "clip_norm": rounds[-1].clip_norm if rounds else None,
         "method": recipe.method,
+        "chosen": recipe.chosen,
         "strength": getattr(recipe.denoiser, "strength", 0.0),
         "seconds_per_round": sum(seconds) / len(seconds) if seconds else None,
         "private": recipe.plan.is_private,

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from dpfedls.runs.record import RoundRecord
 
@@ -30,6 +31,11 @@ class Progress:
     def __init__(self, rounds: int) -> None:
         self._context = progress(rounds, "round")
         self._advance = self._context.__enter__()
+
+    def start(self, run: Any) -> None:
+        """What was chosen for the person, one line each."""
+        for key, why in run.recipe.chosen.items():
+            print(f"{key}: {why}", file=sys.stderr)
 
     def __call__(self, record: RoundRecord) -> None:
         self._advance(record.round, describe(record))

@@ -1,0 +1,69 @@
+"""The planner: what a promise costs, and the cheapest way to keep it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dpfedls import InputError
+from dpfedls.auto.choices import plan_for
+from dpfedls.auto.planner import ENOUGH, ROUNDS, candidates, choose_plan, people_needed
+
+
+def test_rows_keep_the_promise_and_come_in_the_order_of_their_cost():
+    rows = list(candidates(500, 1.0))
+    costs = [row.client_rounds for row in rows]
+    assert costs == sorted(costs)
+    for row in rows[:: len(rows) // 4]:
+        assert 0.999 < row.plan.epsilon() <= 1.0
+
+
+def test_waste_is_noise_against_one_release_of_everybodys():
+    """N = 500, cohort 25, 100 rounds: 1.20 at ε = 1, 1.87 at ε = 4 (computed by hand before)."""
+    for epsilon, waste in ((1.0, 1.20), (4.0, 1.87)):
+        rows = candidates(500, epsilon, cohort_at_most=25, rounds_at_most=100)
+        found = [row for row in rows if row.plan.expected_cohort == pytest.approx(25)]
+        assert found[0].waste == pytest.approx(waste, abs=0.006)
+
+
+@pytest.mark.parametrize(("people", "epsilon"), [(200, 0.5), (500, 1.0), (1000, 2.0), (200, 8.0)])
+def test_nothing_cheaper_would_have_been_good_enough(people, epsilon):
+    rows = list(candidates(people, epsilon))
+    row = choose_plan(iter(rows))
+    assert row.enough
+    assert not any(other.enough for other in rows[: rows.index(row)])
+
+
+def test_many_people_do_not_all_have_to_work():
+    row = choose_plan(candidates(100_000, 2.0))
+    assert row.plan.expected_cohort <= 200
+    assert row.waste > ENOUGH  # and nobody notices, since the noise is spread over so many
+
+
+def test_limits_are_kept_and_the_least_waste_is_taken_where_none_is_enough():
+    rows = list(candidates(500, 8.0, cohort_at_most=20, rounds_at_most=7))
+    assert [row.plan.rounds for row in rows] == [7]
+    assert max(row.plan.expected_cohort for row in rows) <= 20 + 1e-9
+    assert choose_plan(iter(rows)) == min(rows, key=lambda row: row.waste)
+    with pytest.raises(InputError, match="cohort_at_most"):
+        list(candidates(500, 1.0, cohort_at_most=0))
+
+
+def test_a_wish_that_cannot_be_met_is_told_with_what_it_would_take():
+    row = choose_plan(candidates(40, 0.1))
+    missing = people_needed(0.1, row)
+    assert missing is not None
+    needed = int(missing.rpartition("about ")[2].split()[0])
+    assert needed > 40
+    assert people_needed(0.1, choose_plan(candidates(2 * needed, 0.1))) is None
+    with pytest.raises(InputError, match=r"40 people at ε = 0\.1"):
+        plan_for(40, 0.1)
+
+
+def test_a_plan_comes_with_its_reasons():
+    plan, why = plan_for(300, 2.0, delta=1e-4)
+    assert plan.rounds in ROUNDS
+    assert plan.target_delta == 1e-4
+    assert f"{plan.rounds}: with {plan.expected_cohort:g} people" in why["plan.rounds"]
+    assert math.isclose(plan.epsilon(), 2.0, rel_tol=2e-3)

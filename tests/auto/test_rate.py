@@ -1,0 +1,75 @@
+"""How much noise a weight may gather: the model is asked, on inputs that are nobody's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dpfedls.auto.rate import (
+    MOST,
+    MOVED,
+    MOVED_FAR,
+    USUAL,
+    learning_rate_for,
+    made_up,
+    noise_for,
+)
+
+
+def linear(inputs: int) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(inputs, 10)
+
+
+def scores_move(length: float, noise: float) -> float:
+    """The scores of a linear model, centred over ten classes, with a bias."""
+    return noise * math.sqrt((length**2 + 1) * 0.9)
+
+
+@pytest.mark.parametrize("scale", [0.2, 0.5, 1.0, 3.0])
+def test_scores_move_by_about_what_is_allowed(scale):
+    inputs = scale * torch.randn(64, 100, generator=torch.Generator().manual_seed(3))
+    noise = noise_for(linear(100), inputs)
+    begin = scale / math.sqrt(3)  # of the scores: weights begin uniform, within ± 1 ÷ √100
+    moved = scores_move(10 * scale, noise) / max(1.0, begin)
+    assert 0.001 < noise <= MOST
+    if noise < USUAL:
+        assert moved == pytest.approx(MOVED_FAR, rel=0.15)
+    elif USUAL < noise < MOST:
+        assert moved == pytest.approx(MOVED, rel=0.15)
+    elif noise == MOST:
+        assert moved <= MOVED * 1.15
+
+
+def test_the_choice_can_be_repeated_and_reads_no_label():
+    inputs = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+    assert noise_for(linear(50), inputs) == noise_for(linear(50), inputs)
+
+
+def test_other_losses_have_the_usual_noise_since_their_units_are_unknown():
+    assert noise_for(linear(5), torch.ones(4, 5), nn.functional.mse_loss) == USUAL
+
+
+def test_the_learning_rate_falls_with_the_square_of_the_inputs_scale():
+    inputs = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+    assert learning_rate_for(0.1 * inputs) == 0.05
+    assert learning_rate_for(100 * inputs) == pytest.approx(5e-6, rel=0.1)
+    assert learning_rate_for(torch.randint(9, (8, 5))) == 0.05  # tokens have no scale
+
+
+def test_made_up_inputs_have_the_shape_of_the_real_ones_and_tokens_that_the_model_knows():
+    model = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 2))
+    tokens = made_up(model, torch.zeros(1, 4, dtype=torch.long))
+    assert tokens.shape[1:] == (4,)
+    assert set(tokens.unique().tolist()) == set(range(7))
+    pair = made_up(linear(3), {"a": torch.zeros(1, 3), "b": torch.zeros(1, 2, 2)})
+    assert pair["a"].shape[1:] == (3,)
+    assert pair["b"].shape[1:] == (2, 2)
+    assert abs(float(pair["b"].std()) - 1) < 0.2
+    # Not the stream from which the noise is drawn: the two would be alike.
+    moved = scores_move(28.0, USUAL)
+    assert MOVED < moved < MOVED_FAR
+    assert noise_for(linear(784), made_up(linear(784), torch.zeros(1, 784))) == USUAL
