@@ -8,15 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedls.auto.rate import (
-    MOST,
-    MOVED,
-    MOVED_FAR,
-    USUAL,
-    learning_rate_for,
-    made_up,
-    noise_for,
-)
+from dpfedls.auto.rate import MOST, MOVED, MOVED_FAR, USUAL, made_up, rates_on
 
 
 def linear(inputs: int) -> nn.Linear:
@@ -32,7 +24,7 @@ def scores_move(length: float, noise: float) -> float:
 @pytest.mark.parametrize("scale", [0.2, 0.5, 1.0, 3.0])
 def test_scores_move_by_about_what_is_allowed(scale):
     inputs = scale * torch.randn(64, 100, generator=torch.Generator().manual_seed(3))
-    noise = noise_for(linear(100), inputs)
+    noise = rates_on(linear(100), inputs).noise
     begin = scale / math.sqrt(3)  # of the scores: weights begin uniform, within ± 1 ÷ √100
     moved = scores_move(10 * scale, noise) / max(1.0, begin)
     assert 0.001 < noise <= MOST
@@ -46,18 +38,36 @@ def test_scores_move_by_about_what_is_allowed(scale):
 
 def test_the_choice_can_be_repeated_and_reads_no_label():
     inputs = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
-    assert noise_for(linear(50), inputs) == noise_for(linear(50), inputs)
+    assert rates_on(linear(50), inputs) == rates_on(linear(50), inputs)
 
 
 def test_other_losses_have_the_usual_noise_since_their_units_are_unknown():
-    assert noise_for(linear(5), torch.ones(4, 5), nn.functional.mse_loss) == USUAL
+    assert rates_on(linear(5), torch.ones(4, 5), nn.functional.mse_loss).noise == USUAL
 
 
-def test_the_learning_rate_falls_with_the_square_of_the_inputs_scale():
-    inputs = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
-    assert learning_rate_for(0.1 * inputs) == 0.05
-    assert learning_rate_for(100 * inputs) == pytest.approx(5e-6, rel=0.1)
-    assert learning_rate_for(torch.randint(9, (8, 5))) == 0.05  # tokens have no scale
+def test_the_learning_rate_falls_with_the_square_of_the_slope_and_not_of_the_inputs():
+    inputs = torch.randn(64, 784, generator=torch.Generator().manual_seed(0))
+    learning = rates_on(linear(784), inputs).learning
+    assert learning == 0.05
+    assert rates_on(linear(784), 0.1 * inputs).learning == 0.05
+    raw = 100 * inputs
+    expected = 0.05 * 1000 / (1e4 * 784 * 0.9)
+    assert rates_on(linear(784), raw).learning == pytest.approx(expected, rel=0.2)
+
+    class Scaled(nn.Linear):
+        def forward(self, input):
+            return super().forward(input / 100)
+
+    torch.manual_seed(0)
+    assert rates_on(Scaled(784, 10), raw).learning == 0.05  # it scales its inputs itself
+
+
+def test_a_model_whose_outputs_are_no_tensor_has_the_usual_rates():
+    class Named(nn.Linear):
+        def forward(self, input):
+            return {"scores": super().forward(input)}
+
+    assert rates_on(Named(4, 2), torch.ones(3, 4)) == (USUAL, 0.05)
 
 
 def test_made_up_inputs_have_the_shape_of_the_real_ones_and_tokens_that_the_model_knows():
@@ -72,4 +82,4 @@ def test_made_up_inputs_have_the_shape_of_the_real_ones_and_tokens_that_the_mode
     # Not the stream from which the noise is drawn: the two would be alike.
     moved = scores_move(28.0, USUAL)
     assert MOVED < moved < MOVED_FAR
-    assert noise_for(linear(784), made_up(linear(784), torch.zeros(1, 784))) == USUAL
+    assert rates_on(linear(784), made_up(linear(784), torch.zeros(1, 784))).noise == USUAL

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dpfedls.auto.planner import ENOUGH, ROUNDS, candidates, choose_plan, people_needed
-from dpfedls.auto.rate import LEARNING_RATE, learning_rate_for, made_up, noise_for
+from dpfedls.auto.rate import LEARNING_RATE, made_up, rates_on
 from dpfedls.denoisers.adaptive import AdaptiveSmoothing
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
@@ -50,7 +50,7 @@ def plan_for(
     }
 
 
-class Rates(NamedTuple):
+class Fitted(NamedTuple):
     """What needs the model to be chosen."""
 
     server: NoiseRate
@@ -58,22 +58,22 @@ class Rates(NamedTuple):
     why: dict[str, str]
 
 
-def rates_for(model: nn.Module, loss: Loss, *, public: Any = None, shape_of: Any = None) -> Rates:
+def rates_for(model: nn.Module, loss: Loss, *, public: Any = None, shape_of: Any = None) -> Fitted:
     """Server and learning rate, by the model's answers to inputs that are nobody's.
 
     ``public`` are the server's own inputs; without any, random ones of the shape of ``shape_of``.
     """
     inputs = made_up(model, shape_of) if public is None else public
-    rate = NoiseRate(noise=noise_for(model, inputs, loss))
-    learning = learning_rate_for(inputs)
+    rates = rates_on(model, inputs, loss)
+    rate = NoiseRate(noise=rates.noise)
     source = "the test inputs" if public is not None else "random inputs of unit scale"
-    return Rates(
+    return Fitted(
         rate,
-        learning,
+        rates.learning,
         {
             "server_rate": f"so large that every weight gathers noise of {rate.noise:.2g} in the "
             f"whole run, but at most {rate.at_most:g}: what the model bears on {source}",
-            "local.learning_rate": f"{learning:g}, from the scale of {source}; the clip norm "
-            "follows it",
+            "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
+            "the clip norm follows their length",
         },
     )

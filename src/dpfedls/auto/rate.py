@@ -9,37 +9,50 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpfedls.people.losses import Loss, cross_entropy
-from dpfedls.people.samples import each, leaves
+from dpfedls.people.samples import each
 
 USUAL, MOST = 0.08, 0.16
 """ρ that suited thirteen tasks, and the largest that suited any of them."""
 MOVED, MOVED_FAR = 1.5, 3.0
 """Scores that move by less than the first allow a larger ρ; by more than the second, a smaller."""
-LEARNING_RATE = 0.05
+LEARNING_RATE, STEEP = 0.05, 1000.0
 
 
-def noise_for(model: nn.Module, inputs: Any, loss: Loss = cross_entropy) -> float:
-    """The noise that each weight of a classifier may gather; the usual one for any other model."""
-    if loss is not cross_entropy:
-        return USUAL  # in which units its outputs move is not known
+class Rates(NamedTuple):
+    """What a model bears."""
+
+    noise: float  # that a weight may gather
+    learning: float
+
+
+def rates_on(model: nn.Module, inputs: Any, loss: Loss = cross_entropy) -> Rates:
+    """The usual noise and learning rate, or others where the model's outputs ask for them.
+
+    Outputs that move a thousand times as fast as the weights, squared, have gradients too long for
+    the usual learning rate: inputs that nobody scaled, say. In which units other outputs than a
+    classifier's move is not known, so their noise is the usual one.
+    """
     moved = _Moved(model, inputs)
+    if not moved.known:
+        return Rates(USUAL, LEARNING_RATE)
+    slope = moved.unit * moved(_LITTLE) / _LITTLE
+    learning = (
+        float(f"{LEARNING_RATE * min(1.0, STEEP / slope**2):.2g}") if slope else LEARNING_RATE
+    )
+    return Rates(_noise(moved) if loss is cross_entropy else USUAL, learning)
+
+
+def _noise(moved: _Moved) -> float:
     if moved(USUAL) > MOVED_FAR:
         return _where(moved, MOVED_FAR, USUAL / 1e6, USUAL)
     return USUAL if moved(USUAL) > MOVED else _where(moved, MOVED, USUAL, MOST)
-
-
-def learning_rate_for(inputs: Any) -> float:
-    """0.05, and less where inputs are longer than unit scale: their gradients are, twice over."""
-    floats = [leaf.float() for leaf in leaves(inputs) if leaf.is_floating_point()]
-    scale = max((float(leaf.square().mean()) for leaf in floats), default=1.0)
-    return float(f"{LEARNING_RATE / max(1.0, scale):.2g}")
 
 
 def made_up(model: nn.Module, features: Any) -> Any:
@@ -68,7 +81,8 @@ class _Moved:
             {n: torch.randn(w.shape, generator=rng) for n, w in self.weights.items()}
             for _ in range(_DRAWS)
         ]
-        self.still = self._scores(self.weights)
+        self.known = isinstance(functional_call(self.model, self.weights, (self.inputs,)), Tensor)
+        self.still = self._scores(self.weights) if self.known else torch.zeros(1)
         self.unit = max(1.0, float(self.still.std()))  # scores that begin large bear more
 
     def __call__(self, rho: float) -> float:
@@ -81,8 +95,9 @@ class _Moved:
     @torch.no_grad()
     def _scores(self, weights: dict[str, Tensor]) -> Tensor:
         scores = functional_call(self.model, weights, (self.inputs,))
-        classes = 1 if scores.dim() > 1 else 0  # what moves all classes alike changes nothing
-        return scores - scores.mean(dim=classes, keepdim=True)
+        if scores.dim() < 2 or scores.shape[1] < 2:
+            return scores
+        return scores - scores.mean(dim=1, keepdim=True)  # what moves all alike changes nothing
 
 
 def _where(moved: _Moved, target: float, low: float, high: float) -> float:
@@ -95,4 +110,4 @@ def _where(moved: _Moved, target: float, low: float, high: float) -> float:
     return float(f"{low:.2g}")
 
 
-_INPUTS, _DRAWS = 64, 2
+_INPUTS, _DRAWS, _LITTLE = 64, 2, 1e-4
