@@ -55,19 +55,23 @@ def test_the_learning_rate_falls_with_the_square_of_the_slope_and_not_of_the_inp
     assert rates_on(linear(784), raw).learning == pytest.approx(expected, rel=0.2)
 
     class Scaled(nn.Linear):
-        def forward(self, input):
-            return super().forward(input / 100)
+        def forward(self, x):
+            return super().forward(x / 100)
 
     torch.manual_seed(0)
     assert rates_on(Scaled(784, 10), raw).learning == 0.05  # it scales its inputs itself
 
 
 def test_a_model_whose_outputs_are_no_tensor_has_the_usual_rates():
-    class Named(nn.Linear):
-        def forward(self, input):
-            return {"scores": super().forward(input)}
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 2)
 
-    assert rates_on(Named(4, 2), torch.ones(3, 4)) == (USUAL, 0.05)
+        def forward(self, x):
+            return {"scores": self.inner(x)}
+
+    assert rates_on(Named(), torch.ones(3, 4)) == (USUAL, 0.05)
 
 
 def test_made_up_inputs_have_the_shape_of_the_real_ones_and_tokens_that_the_model_knows():

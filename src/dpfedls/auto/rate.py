@@ -43,10 +43,8 @@ def rates_on(model: nn.Module, inputs: Any, loss: Loss = cross_entropy) -> Rates
     if not moved.known:
         return Rates(USUAL, LEARNING_RATE)
     slope = moved.unit * moved(_LITTLE) / _LITTLE
-    learning = (
-        float(f"{LEARNING_RATE * min(1.0, STEEP / slope**2):.2g}") if slope else LEARNING_RATE
-    )
-    return Rates(_noise(moved) if loss is cross_entropy else USUAL, learning)
+    learning = LEARNING_RATE * min(1.0, STEEP / max(slope**2, 1.0))
+    return Rates(_noise(moved) if loss is cross_entropy else USUAL, float(f"{learning:.2g}"))
 
 
 def _noise(moved: _Moved) -> float:
@@ -82,7 +80,7 @@ class _Moved:
             for _ in range(_DRAWS)
         ]
         self.known = isinstance(functional_call(self.model, self.weights, (self.inputs,)), Tensor)
-        self.still = self._scores(self.weights) if self.known else torch.zeros(1)
+        self.still = self._scores(self.weights) if self.known else torch.zeros(2)
         self.unit = max(1.0, float(self.still.std()))  # scores that begin large bear more
 
     def __call__(self, rho: float) -> float:
