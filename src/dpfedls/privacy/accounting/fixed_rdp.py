@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
 from dpfedls.privacy.accounting.gaussian import Floats
+from dpfedls.privacy.accounting.tilting import log_sum
 
 MARGIN = 1e-9  # every term is raised by this share
+ROUNDED = 1e-12  # and the result by this one: an exponent of 1e7 has no more digits than that
 STEP = 1 / 16  # of the trapezoidal rule, whose error is below e^-100 for these integrands
 BEYOND = 12.0  # standard deviations past the outermost peak: e^-72 of the integral is left out
 
@@ -40,8 +42,8 @@ def fixed_size_rdp(rate: float, noise_over_sensitivity: float, orders: Sequence[
     for order in orders:
         k = j[: order - 1]
         chosen = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-        values.append(_log_one_plus(float(logsumexp(logs[: order - 1] + chosen))) / (order - 1))
-    return np.array(values)
+        values.append(_log_one_plus(log_sum(logs[: order - 1] + chosen)) / (order - 1))
+    return np.array(values) * (1 + ROUNDED)
 
 
 def log_moments(even: np.ndarray, s: float) -> Floats:
@@ -53,7 +55,7 @@ def log_moments(even: np.ndarray, s: float) -> Floats:
     # log|e^w - 1| = max(w, 0) + log(1 - e^-|w|): no overflow.
     size = np.maximum(w, 0.0) + np.log(-np.expm1(-np.abs(w)))
     density = -(z**2) / 2 + np.log(STEP / np.sqrt(2 * np.pi))
-    return np.array([float(logsumexp(n * size + density)) for n in even])
+    return np.array([log_sum(n * size + density) for n in even])
 
 
 def _log_expm1(x: float) -> float:
