@@ -16,7 +16,15 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedls import ClientData, FixedSizeSampling, LaplacianSmoothing, PoissonSampling, PrivacyPlan
+from dpfedls import (
+    BudgetExhausted,
+    ClientData,
+    FixedSizeSampling,
+    LaplacianSmoothing,
+    Momentum,
+    PoissonSampling,
+    PrivacyPlan,
+)
 from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
 from dpfedls.auditing import noise as noise_module
@@ -25,7 +33,7 @@ from dpfedls.engine import Engine
 from dpfedls.engine import engine as engine_module
 from dpfedls.privacy import chain
 from dpfedls.privacy.clipping import AdaptiveClipping
-from dpfedls.privacy.ledger import MemoryLedger
+from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs import run as run_module
 from dpfedls.runs.folder import RunFolder
@@ -49,7 +57,7 @@ def people(num_clients=40):
     return Task(data, nn.Linear(4, 3), held)
 
 
-def look(sampler=POISSON, **changes):
+def look(sampler=POISSON, trials=60, **changes):
     """One small audit; what it finds wrong."""
     promised = PrivacyPlan(
         sampler=sampler,
@@ -69,12 +77,12 @@ def look(sampler=POISSON, **changes):
         denoiser=changes.pop("denoiser", LaplacianSmoothing(strength=1.0)),
         seed=3,
     )
-    return audit(recipe, people(), trials=100)["problems"]
+    return audit(recipe, people(), trials=trials)["problems"]
 
 
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch):
-    monkeypatch.setattr(noise_module, "DRAWS", 2**18)
+    monkeypatch.setattr(noise_module, "DRAWS", 2**17)
 
 
 def wrap(patch, owner, name, change):
@@ -153,14 +161,96 @@ def server_noise_scaled(factor):
 
 
 def noise_of_the_next_norm(patch):
+    """As Flower 1.41 does: the count moves the norm first, and noise follows the new one."""
+
     def release(real, total, plan, norm, t, noise, layout):
-        made = real(total, plan, norm, t, noise, layout)
+        drawn = noise(len(total), total.device)
+        made = real(total, plan, norm, t, lambda *a: drawn.clone(), layout)
         later = plan.clipping.following(norm, made.inside, t)
-        extra = noise(len(total), total.device)[: layout.dim]
-        shift = extra * (plan.noise_stddev(later) - plan.noise_stddev(norm))
-        return replace(made, value=made.value + (shift / plan.expected_cohort).float())
+        noisy = total + plan.noise_stddev(later) * drawn
+        return replace(made, value=(noisy[: layout.dim] / plan.expected_cohort).float())
 
     wrap(patch, server_module, "gaussian_release", release)
+
+
+def noise_changed(change):
+    """Alter the noise between the streams and the sum; ``change`` is given the layout too."""
+
+    def plant(patch):
+        def release(real, total, plan, norm, t, noise, layout):
+            return real(total, plan, norm, t, lambda *a: change(noise(*a), layout), layout)
+
+        wrap(patch, server_module, "gaussian_release", release)
+
+    return plant
+
+
+def last_tensor_bare(drawn, layout):
+    sizes = [int(np.prod(shape)) for shape in layout.shapes]
+    drawn[layout.dim - sizes[-1] : layout.dim] = 0.0
+    return drawn
+
+
+def prefix_only(drawn, layout):
+    drawn[layout.dim // 2 : layout.dim] = 0.0
+    return drawn
+
+
+def indicator_bare(drawn, layout):
+    drawn[layout.dim :] = 0.0
+    return drawn
+
+
+def cached_for_the_empty_cohort(patch):
+    kept = []
+
+    def release(real, total, plan, norm, t, noise, layout):
+        def draw(dim, device):
+            if total.any():
+                return noise(dim, device)
+            if not kept or len(kept[0]) != dim:
+                kept[:] = [noise(dim, device)]
+            return kept[0].clone()
+
+        return real(total, plan, norm, t, draw, layout)
+
+    wrap(patch, server_module, "gaussian_release", release)
+
+
+def empty_rounds_skipped(patch):
+    def run_round(real, self, state):
+        cohort = self.server.plan.sampler.sample(
+            self.server.plan.num_clients, self.streams.sampling(state.round)
+        )
+        return real(self, state) if len(cohort) else replace(state, round=state.round + 1)
+
+    wrap(patch, Simulation, "run_round", run_round)
+
+
+def noise_of_its_own(patch):
+    def release(real, total, plan, norm, t, noise, layout):
+        own = np.random.default_rng()
+        draw = lambda dim, device: torch.from_numpy(own.standard_normal(dim))  # noqa: E731
+        return real(total, plan, norm, t, draw, layout)
+
+    wrap(patch, server_module, "gaussian_release", release)
+
+
+def the_better_of_two_releases(patch):
+    def release(real, *args):
+        return min((real(*args) for _ in range(2)), key=lambda made: float(made.value.norm()))
+
+    wrap(patch, server_module, "gaussian_release", release)
+
+
+def keys_by_the_clock(patch):
+    import random
+    import secrets
+    import time
+
+    patch.setattr(
+        secrets, "randbits", lambda bits: random.Random(time.perf_counter_ns()).getrandbits(bits)
+    )
 
 
 # Sums, clipping, denominators.
@@ -176,6 +266,32 @@ def no_clipping(patch):
 
 def clipping_with_room(patch):
     wrap(patch, clipping_module, "clip", lambda real, updates, norm: real(updates, 1.2 * norm))
+
+
+def clipping_with_a_little_room(patch):
+    wrap(patch, clipping_module, "clip", lambda real, updates, norm: real(updates, 1.05 * norm))
+
+
+def next_norm_from_the_raw_count(patch):
+    def finish(real, self, state, total, noise, nonce):
+        made = real(self, state, total, noise, nonce)
+        clipping = self.plan.clipping
+        weight = clipping.indicator(state.clip_norm) * self.plan.expected_cohort
+        raw = clipping.quantile + float(total[-1]) / weight
+        return replace(made, clip_norm=clipping.following(state.clip_norm, raw, state.round))
+
+    wrap(patch, Server, "finish_round", finish)
+
+
+def sum_shortened(patch):
+    """Clipped a second time, as a whole: no privacy is gained and the claim is another's."""
+
+    def total(real, self, params, cohort, round_, key, bound):
+        found = real(self, params, cohort, round_, key, bound)
+        most = 3 * bound.norm
+        return found * min(1.0, most / max(float(found.norm()), 1e-30))
+
+    wrap(patch, Engine, "clipped_total", total)
 
 
 def clipping_by_layer(patch):
@@ -257,6 +373,31 @@ def fixed_size_for_poisson(patch):
     patch.setattr(PoissonSampling, "sample", sample)
 
 
+def larger_clients_more_often(patch):
+    sizes = people().data.sizes
+
+    def sample(self, num_clients, rng):
+        rates = self.rate * sizes[np.arange(num_clients) % len(sizes)] / sizes.mean()
+        return np.flatnonzero(rng.random(num_clients) < rates)
+
+    patch.setattr(PoissonSampling, "sample", sample)
+
+
+def cohorts_again_after_resuming(patch):
+    """The round is counted from where this process began."""
+    began = {}
+
+    def run_round(real, self, state):
+        first = began.setdefault(id(self), state.round)
+        sampling = self.streams.sampling
+        streams = type("Late", (), {"sampling": lambda _, t: sampling(t - first)})()
+        for name in ("shuffling", "nonce", "noise"):
+            setattr(streams, name, getattr(self.streams, name))
+        return real(replace(self, streams=streams), state)
+
+    wrap(patch, Simulation, "run_round", run_round)
+
+
 def half_sensitivity(patch):
     patch.setattr(FixedSizeSampling, "sensitivity_in_clip_norms", 1.0)
 
@@ -280,6 +421,32 @@ def raw_average(patch):
         return replace(made, average=raw)
 
     wrap(patch, Server, "finish_round", finish)
+
+
+def finished(change):
+    """Alter the state after a round; ``change`` is given the server, the state and the raw sum."""
+
+    def plant(patch):
+        def finish(real, self, state, total, noise, nonce):
+            made = real(self, state, total, noise, nonce)
+            raw = (total[: self.layout.dim] / self.plan.expected_cohort).float()
+            return change(made, raw)
+
+        wrap(patch, Server, "finish_round", finish)
+
+    return plant
+
+
+def a_trace_in_the_average(made, raw):
+    return replace(made, average=made.average + 1e-5 * raw)
+
+
+def raw_sum_in_memory(made, raw):
+    return replace(made, memory=made.memory | {"last": raw})
+
+
+def raw_sum_in_a_known_memory(made, raw):
+    return replace(made, memory={name: tensor + raw for name, tensor in made.memory.items()})
 
 
 def momentum_of_the_raw_sum(patch):
@@ -376,7 +543,144 @@ def seconds_when_deployed(patch):
     wrap(patch, RunFolder, "record", record)
 
 
+def model_given(change):
+    """Alter what is handed out at the end; ``change`` is given the run."""
+
+    def plant(patch):
+        def sealed(real, self, exhausted):
+            change(self)
+            return real(self, exhausted)
+
+        wrap(patch, run_module.Run, "_sealed", sealed)
+
+    return plant
+
+
+def a_buffer(run):
+    run.model.register_buffer("seen", torch.tensor(float(run.task.data.features.abs().max())))
+
+
+def an_attribute(run):
+    run.model.samples = run.task.data.client(0)
+
+
+def a_tensor_more(patch):
+    def save(real, tensors, described):
+        return real(tensors | {"counts": torch.ones(3)}, described)
+
+    wrap(patch, importlib.import_module("dpfedls.runs.folder"), "save_model", save)
+
+
+def metadata_more(patch):
+    def save(real, tensors, described):
+        return real(tensors, described | {"cohort": "3 5 9"})
+
+    wrap(patch, importlib.import_module("dpfedls.runs.folder"), "save_model", save)
+
+
+def with_cohorts(act):
+    """``act`` is given the folder, and who was drawn, whenever a round is recorded."""
+
+    def plant(patch):
+        drawn = []
+
+        def total(real, self, params, cohort, *args):
+            drawn.append(cohort)
+            return real(self, params, cohort, *args)
+
+        def record(real, self, line, state):
+            real(self, line, state)
+            act(self.folder, drawn[-1])
+
+        wrap(patch, Engine, "clipped_total", total)
+        wrap(patch, RunFolder, "record", record)
+
+    return plant
+
+
+def beside_the_folder(folder, cohort):
+    (folder.parent.parent / "cohorts.log").write_text(str(cohort.tolist()))
+
+
+def in_the_rights(folder, cohort):
+    (folder / "recipe.toml").chmod(0o600 + len(cohort) % 8)
+
+
+def in_the_times(folder, cohort):
+    import os
+
+    os.utime(folder / "recipe.toml", (len(cohort), len(cohort)))
+
+
+def in_a_comment(folder, cohort):
+    path = folder / "recipe.toml"
+    path.write_text(path.read_text() + f"# {len(cohort)}\n")
+
+
+def over_the_network(folder, cohort):
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.sendto(cohort.tobytes(), ("127.0.0.1", 9))
+
+
+def long_updates_printed(patch):
+    def clip(real, updates, norm):
+        import logging
+
+        for row in updates[updates.norm(dim=1) > 1e3 * norm]:
+            logging.getLogger("dpfedls").warning("an odd update begins with %s", row[:3].tolist())
+        return real(updates, norm)
+
+    wrap(patch, clipping_module, "clip", clip)
+
+
+def stopped_by_a_private_norm(patch):
+    def finish(real, self, state, total, noise, nonce):
+        if isinstance(self.ledger, SqliteLedger) and state.round == 3 and total.norm() > 0:
+            raise BudgetExhausted("the sum is short enough")
+        return real(self, state, total, noise, nonce)
+
+    wrap(patch, Server, "finish_round", finish)
+
+
+def samples_counted_in_the_notes(patch):
+    def notes(real, run):
+        made = real(run)
+        return made | {"engine": f"{made['engine']}; {float(run.task.data.features.abs().max())}"}
+
+    wrap(patch, run_module, "_notes", notes)
+
+
 # Payment.
+
+
+def statement_with(**changes):
+    def plant(patch):
+        wrap(patch, run_module, "statement", lambda real, *a, **k: real(*a, **k) | changes)
+
+    return plant
+
+
+def delta_of_everybody(patch):
+    """In every place at once, so that nothing disagrees."""
+    for module in (run_module, importlib.import_module("dpfedls.runs.verify")):
+        wrap(patch, module, "statement", lambda real, *a, **k: real(*a, **k) | {"delta": 1e-9})
+
+
+def ledger_rewound_on_resume(patch):
+    """What was paid for and lost is forgotten, as where the account lies in the checkpoint."""
+
+    def last_state(real, self, start):
+        state = real(self, start)
+        ledger = self.ledger
+        ledger._connection.executescript("DROP TRIGGER no_delete; DROP TRIGGER no_update;")
+        ledger._connection.execute("DELETE FROM entries WHERE seq > ?", (state.round + 1,))
+        ledger.entries = dict.fromkeys(list(ledger.entries)[: state.round])
+        ledger.heads = ledger.heads[: state.round + 2]
+        return state
+
+    wrap(patch, RunFolder, "last_state", last_state)
 
 
 def spend_after_release(patch):
@@ -422,6 +726,8 @@ def epsilon_for_more_noise(patch):
     importlib.import_module("dpfedls.privacy.statement")._cost.cache_clear()
 
 
+ADAPTIVE = {"clip_norm": AdaptiveClipping()}
+MANY = {"trials": 100}
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "deployed noise × 0.95": (scaled_noise(0.95), "variance", {}),
     "deployed noise × 0.97": (scaled_noise(0.97), "variance", {}),
@@ -434,25 +740,64 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     "the loop asks for one noise twice": (noise_for_two_rounds_of_the_loop, "noise of its own", {}),
     "last coordinate without noise": (last_coordinate_without_noise, "the release is not", {}),
     "a 32-bit key": (short_key, "bits of its keys", {}),
-    "noise of the next norm": (
-        noise_of_the_next_norm, "noise of its own", {"clip_norm": AdaptiveClipping()},
+    "noise of the next norm": (noise_of_the_next_norm, "the release is not", ADAPTIVE),
+    "noise rounded to float32 before it is added": (
+        noise_changed(lambda drawn, _: drawn.float().double()), "the release is not", {},
     ),
+    "one tensor without noise": (noise_changed(last_tensor_bare), "the release is not", {}),
+    "noise on the first half of the model": (
+        noise_changed(prefix_only), "the release is not", {},
+    ),
+    "indicator without noise": (noise_changed(indicator_bare), "the release is not", ADAPTIVE),
+    "noise kept for empty cohorts": (cached_for_the_empty_cohort, "drew noise", {}),
+    "rounds without a cohort left out": (empty_rounds_skipped, "is left out", {}),
+    "the server draws noise by itself": (noise_of_its_own, "drew noise", {}),
+    "the better of two releases": (the_better_of_two_releases, "drew noise", {}),
+    "keys by the clock": (keys_by_the_clock, "from the operating system", {}),
     "nothing summed": (nothing_summed, "far below the claim", {}),
     "no clipping": (no_clipping, "the sum is not", {}),
     "no clipping up to 1.2 C": (clipping_with_room, "the sum is not", {}),
+    "no clipping up to 1.05 C": (clipping_with_a_little_room, "the sum is not", {}),
+    "the next norm from the raw count": (next_norm_from_the_raw_count, "clip norm", ADAPTIVE),
+    "the whole sum clipped again": (sum_shortened, "the sum is not", {}),
     "per-layer clipping accounted as flat": (clipping_by_layer, "the sum is not", {}),
     "sum in float32": (sum_in_float32, "the sum is not", {}),
     "weights by samples": (weights_by_samples, "the sum is not", {}),
     "division by the realised cohort": (realised_cohort, "the release is not", {}),
     "a client counted twice across blocks": (counted_twice_across_blocks, "each of them once", {}),
-    "indicator not bounded": (
-        indicator_not_bounded, "the sum is not", {"clip_norm": AdaptiveClipping()},
+    "indicator not bounded": (indicator_not_bounded, "the sum is not", ADAPTIVE),
+    "shared cohorts": (shared_cohorts, "two rounds are too much alike", MANY),
+    "shuffled epochs instead of sampling": (
+        shuffled_epochs, "cohorts of", {"sampler": FIXED} | MANY,
     ),
-    "shared cohorts": (shared_cohorts, "two rounds are too much alike", {}),
-    "shuffled epochs instead of sampling": (shuffled_epochs, "cohorts of", {"sampler": FIXED}),
-    "fixed size drawn for Poisson": (fixed_size_for_poisson, "do not vary", {}),
+    "fixed size drawn for Poisson": (fixed_size_for_poisson, "do not vary", MANY),
+    "larger clients sampled more often": (larger_clients_more_often, "takes part more", MANY),
+    "cohorts again after resuming": (cohorts_again_after_resuming, "after a crash", {}),
     "fixed size with Poisson's sensitivity": (half_sensitivity, "μ >=", {"sampler": FIXED}),
     "half-raw release to the denoiser": (half_raw_to_the_denoiser, "the release is not", {}),
+    "a trace of the raw sum in the average": (
+        finished(a_trace_in_the_average), "checkpoint does not follow", {},
+    ),
+    "raw sum in the denoiser's memory": (finished(raw_sum_in_memory), "one stopped", {}),
+    "raw sum added to a momentum's memory": (
+        finished(raw_sum_in_a_known_memory), "does not follow", {"denoiser": Momentum()},
+    ),
+    "a buffer of the model that saw samples": (model_given(a_buffer), "holds more", {}),
+    "samples kept with the model": (model_given(an_attribute), "holds more", {}),
+    "a tensor more in model.safetensors": (a_tensor_more, "no parameters", {}),
+    "cohorts in model.safetensors' metadata": (metadata_more, "says more of itself", {}),
+    "cohorts in a file beside the folder": (
+        with_cohorts(beside_the_folder), "writes cohorts.log", {},
+    ),
+    "cohort size in a file's rights": (with_cohorts(in_the_rights), "os.chmod", {}),
+    "cohort size in a file's times": (with_cohorts(in_the_times), "os.utime", {}),
+    "cohort size in a comment of recipe.toml": (
+        with_cohorts(in_a_comment), "another plan, budget or recipe", {},
+    ),
+    "cohorts over the network": (with_cohorts(over_the_network), "socket.sendto", {}),
+    "an odd update printed": (long_updates_printed, "logged or printed", {}),
+    "stopped early by a private norm": (stopped_by_a_private_norm, "fewer, rounds", {}),
+    "largest sample in notes.json": (samples_counted_in_the_notes, "notes.json tells", {}),
     "averaged output without noise": (raw_average, "checkpoint does not follow", {}),
     "server momentum on the raw sum": (momentum_of_the_raw_sum, "checkpoint does not follow", {}),
     "raw sum saved in the run folder": (raw_sum_in_the_folder, "total.npy", {}),
@@ -464,6 +809,12 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     "spending after release": (spend_after_release, "before its payment", {}),
     "synchronous = OFF": (not_on_disk, "wait for the disk", {}),
     "budget + 1": (one_round_more, "would pay for another", {}),
+    "ledger rewound on resume": (ledger_rewound_on_resume, "payments are not those", {}),
+    "δ edited in the statement": (statement_with(delta=1e-9), "says delta", {}),
+    "another δ stated everywhere": (delta_of_everybody, "δ that is stated", {}),
+    "a statement that says more": (
+        statement_with(cohorts=[3, 5]), "which no statement has", {},
+    ),
     "nonce fixed by round": (nonce_by_round, "nonces", {}),
     "ε for 5 % more noise": (epsilon_for_more_noise, "an ε is smaller", {}),
 }  # fmt: skip
@@ -474,7 +825,7 @@ def test_the_audit_names_the_bug(name, monkeypatch):
     plant, word, given = BUGS[name]
     plant(monkeypatch)
     problems = look(**given)
-    if plant is epsilon_for_more_noise:
+    if plant in (epsilon_for_more_noise, half_sensitivity):  # what they cost is remembered
         monkeypatch.undo()
         importlib.import_module("dpfedls.privacy.curve")._by_round.cache_clear()
         importlib.import_module("dpfedls.privacy.statement")._cost.cache_clear()

@@ -51,6 +51,16 @@ def boundary(plan: PrivacyPlan, record: Record, absent: tuple[int, ...] = ()) ->
     return Seen(list(dict.fromkeys(problems)), least, np.stack(noise))
 
 
+def fresh_problems(record: Record) -> list[str]:
+    """No value of any round's noise comes again, in another round or coordinate."""
+    draws = [drawn.cpu().numpy().ravel() for seen in record for drawn in seen.draws]
+    values = np.abs(np.concatenate([np.empty(0), *draws]))
+    # Doubles near 1 are 1e-16 apart: of n, about n²·1e-17 pairs are equal by chance.
+    if len(values) - len(np.unique(values)) > int(1e-13 * len(values) ** 2):
+        return ["noise comes again: each release has noise of its own"]
+    return []
+
+
 def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:
     """What each person may add to the sum, one row each: the update clipped, then the indicator."""
     norm = seen.bounds[0].norm
@@ -138,11 +148,13 @@ def _round(plan: PrivacyPlan, seen: Round, absent: tuple[int, ...]) -> list[str]
         problems.append("the sum is not that of the clipped updates, each with weight one")
     stddev = plan.noise * _contribution(plan, norm)
     noisy = expected + stddev * seen.draws[0].cpu().numpy()
-    # Rounding of the release to float32, and of the sum as above; sums end in float64.
-    room = room + 2 * _FLOAT32 * np.abs(noisy) + 1e-40 * public_cohort(plan)
+    # Half a unit in the last place of the release's float32, and the sum's room as above.
+    cohort = public_cohort(plan)
+    unit = np.spacing(np.abs(noisy / cohort).astype(np.float32)).astype(np.float64)
+    room = room + 0.5001 * cohort * unit + 1e-15 * np.abs(noisy)
     if len(noisy) > len(release.value):
         weight = _indicator(norm, plan.clipping.quantile)
-        room[-1] += 1e-12 * (abs(noisy[-1]) + weight * public_cohort(plan))
+        room[-1] = 1e-12 * (abs(noisy[-1]) + weight * cohort)
     found = released(plan, seen)
     if found.shape != noisy.shape or not (np.abs(found - noisy) <= room).all():
         problems.append(

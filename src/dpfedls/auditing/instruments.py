@@ -57,12 +57,26 @@ class Record:
     look: Callable[[list[str]], str] = lambda nonces: ""
     rounds: dict[int, Round] = field(default_factory=dict)
     current: int = 0
+    crash: int | None = None  # the round that stops, once, when its noise is to be drawn
+    lost: dict[int, str] = field(default_factory=dict)  # the nonce of what was paid for then
 
     def __getitem__(self, t: int) -> Round:
         return self.rounds.setdefault(t, Round(t))
 
     def __iter__(self) -> Any:
         return iter([self.rounds[t] for t in sorted(self.rounds)])
+
+    def crash_if_due(self, seen: Round) -> None:
+        """Stop as a power cut would: the round is paid for and nothing of it is released."""
+        if self.crash == seen.number:
+            self.crash = None
+            self.lost[seen.number] = seen.nonces[-1]
+            del self.rounds[seen.number]
+            raise Crash
+
+
+class Crash(BaseException):
+    """No Exception, so that nobody catches it by chance."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,7 @@ class ObservedStreams:
 
         def draw(dim: int, device: torch.device) -> torch.Tensor:
             seen.paid.append(self.record.look(seen.nonces))
+            self.record.crash_if_due(seen)
             drawn = real(dim, device)
             seen.draws.append(drawn.clone())  # the server scales it in place
             return drawn

@@ -67,7 +67,7 @@ def stream_problems(streams: RandomStreams) -> list[str]:
 
 def deployed_problems() -> list[str]:
     """Of the operating system's streams: keys of 128 bits, all used, all different; fresh names."""
-    with _keys() as keys:
+    with _keys() as (keys, entropy):
         streams = SystemStreams()
         problems = stream_problems(streams)
         other = SystemStreams()
@@ -78,6 +78,8 @@ def deployed_problems() -> list[str]:
         problems.append(f"{len(keys)} keys for {ROUNDS + _KEYS} generators: one each is needed")
     if len(set(keys)) < len(keys):
         problems.append("a key comes again")
+    if not set(keys) <= {int.from_bytes(drawn[:16]) for drawn in entropy}:
+        problems.append("keys do not come from the operating system")
     bits = np.array([[key >> bit & 1 for bit in range(128)] for key in keys] or [[0] * 128])
     chance = stats.binom(len(bits), 0.5)
     ones = bits.sum(axis=0)
@@ -94,11 +96,19 @@ def deployed_problems() -> list[str]:
 
 
 @contextmanager
-def _keys() -> Iterator[list[int]]:
-    """Every key that a cryptographic generator is made with meanwhile."""
+def _keys() -> Iterator[tuple[list[int], list[bytes]]]:
+    """Every key that a generator is made with meanwhile, and what the operating system gave."""
+    import os
+    import random
+
     import randomgen
 
     real, keys = randomgen.AESCounter, []
+    source, entropy = os.urandom, []
+
+    def given(size: int) -> bytes:
+        entropy.append(source(size))
+        return entropy[-1]
 
     def watched(*args: object, **named: object) -> object:
         key = named.get("key", args[-1] if args else 0)
@@ -106,10 +116,12 @@ def _keys() -> Iterator[list[int]]:
         return real(*args, **named)  # pyright: ignore[reportArgumentType]
 
     randomgen.AESCounter = watched  # pyright: ignore[reportAttributeAccessIssue]
+    os.urandom = random._urandom = given  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        yield keys
+        yield keys, entropy
     finally:
         randomgen.AESCounter = real
+        os.urandom = random._urandom = source  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _chi_squares(sums: np.ndarray, free: int) -> np.ndarray:

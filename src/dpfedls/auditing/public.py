@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from safetensors.numpy import load as load_tensors
 
+from dpfedls.auditing.doors import door_problems
 from dpfedls.auditing.kept import kept_problems, log_lines
+from dpfedls.auditing.payments import expected_payments
 from dpfedls.auditing.worlds import World
 from dpfedls.denoising import denoise, first_memory
 from dpfedls.metrics import evaluate
@@ -42,19 +45,16 @@ def replayed(world: World) -> list[ServerState]:
     denoiser = copy.deepcopy(world.denoiser)
     memory = first_memory(denoiser, layout)
     states = [ServerState(0, params, params, norm, memory)]
-    weighted, weights = params.double(), 1.0
+    average, weights = params, 1.0
     for seen in world.record:
         release = seen.releases[0]
+        # Not by the server's own function: the audit has to know what was promised, not what runs.
         step = _step(recipe, norm, seen.number)
         direction, memory = denoise(denoiser, replace(release, step=step), memory)
-        # Not by the server's own function: the audit has to know what was promised, not what runs.
         params = params + step * direction
-        if recipe.averaging == 0:
-            average = params
-        else:  # Σ r^−s w^s ÷ Σ r^−s, each term times r at every step so that none overflows
-            weighted = recipe.averaging * weighted + params.double()
-            weights = recipe.averaging * weights + 1
-            average = (weighted / weights).float()
+        # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
+        weights = recipe.averaging * weights + 1
+        average = average.lerp(params, 1 / weights)
         norm = _next_norm(recipe, norm, release.inside, seen.number)
         states.append(ServerState(seen.number + 1, params, average, norm, memory))
     return states
@@ -83,6 +83,7 @@ def leaving_problems(world: World) -> list[str]:
         *_models(world, states),
         *_log(world, states),
         *_documents(world),
+        *door_problems(world.heard, world.folder),
     ]
 
 
@@ -91,6 +92,9 @@ def neighbour_problems(one: World, other: World) -> list[str]:
     problems = []
     if one.said != other.said:
         problems.append("what is logged or printed tells who was there")
+    pairs = zip(one.record, other.record, strict=False)
+    if any(not np.array_equal(here.cohort, there.cohort) for here, there in pairs):
+        problems.append("who is drawn depends on one person")
     if one.result.engine != other.result.engine:
         problems.append("the engine chosen tells who was there")
     for name in ("notes.json", "recipe.toml"):
@@ -171,9 +175,9 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
     if msgspec.to_builtins(world.result.history) != msgspec.to_builtins(read_rounds(world.folder)):
         problems.append("what Python is told is not what rounds.jsonl holds")
     model = copy.deepcopy(world.task.model)
-    curve = epsilon_by_round(recipe.plan)
+    curve, paid = epsilon_by_round(recipe.plan), [t for t, _ in expected_payments(world)]
     for line, before, state in zip(lines, states, states[1:], strict=False):
-        cost = curve[state.round]
+        cost = curve[min(sum(t < state.round for t in paid), recipe.plan.rounds)]
         cost = cost if recipe.budget is None else min(cost, recipe.budget)
         if not math.isclose(line["epsilon"], cost, rel_tol=1e-9):
             problems.append("an ε in rounds.jsonl is not that of the rounds so far")
@@ -229,6 +233,6 @@ def _payments(folder: Path) -> Any:
 
 
 def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal but for the rounding of an average that is streamed."""
-    room = 1e-5 * float(other.abs().max()) + 1e-12
-    return one.shape == other.shape and float((one - other).abs().max()) <= room
+    """Equal but for the last bit of an average's weight."""
+    room = 2.0**-22 * other.abs() + 1e-30
+    return one.shape == other.shape and bool(((one - other).abs() <= room).all())

@@ -14,7 +14,7 @@ import torch
 
 from dpfedls.auditing import cohorts, noise
 from dpfedls.auditing.accounting import delta_at
-from dpfedls.auditing.boundary import Seen, boundary, released
+from dpfedls.auditing.boundary import Seen, boundary, fresh_problems, released
 from dpfedls.auditing.bounds import largest_deviation, scale_error_found
 from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries
 from dpfedls.auditing.instruments import Record
@@ -43,6 +43,7 @@ ROUNDS = 8  # of each whole run
 TRIALS = 300  # cheap rounds with made-up updates
 FEWEST_TRIALS = 60
 CONFIDENCE = 0.9999  # of mu_lower
+_EMPTY = 5  # rounds without anybody
 _BLOCK = 6  # people whose data is altered, one after another
 NEAR = 0.97  # a bound below this share of the claim has not seen the mechanism that is claimed
 NOTE = (
@@ -79,6 +80,7 @@ def audit(
     small = _small(recipe, rounds)
     watch(0, "many cheap rounds")
     made_up, seen, problems = _many_rounds(small, trials)
+    problems["rounds where nobody comes"] = _empty_problems(small)
     if folder is not None:
         problems["the run folder"] = kept_problems(folder)
     watch(1, "deployed noise")
@@ -86,7 +88,7 @@ def audit(
     watch(2, "whole runs")
     with tempfile.TemporaryDirectory(prefix="dpfedls-audit-") as place:
         try:
-            problems |= _whole_runs(small, task, denoiser, Path(place), person_in(made_up))
+            problems |= _whole_runs(small, task, denoiser, Path(place), made_up)
         except InputError as error:  # whatever people send, a run goes on
             problems["whole runs"] = [f"one stopped: {error}"]
     problems["people in company"] = _company_problems(small, task, denoiser, made_up)
@@ -222,11 +224,25 @@ def _many_rounds(recipe: Recipe, trials: int) -> tuple[Record, Seen, dict[str, l
     return *kept, problems
 
 
+def _empty_problems(recipe: Recipe) -> list[str]:
+    """With hardly anybody sampled a cohort is empty: noise is drawn, paid for and released."""
+    plan = recipe.plan
+    if isinstance(plan.sampler, FixedSizeSampling):
+        return []
+    sampler = msgspec.structs.replace(plan.sampler, rate=1e-3 / plan.num_clients)
+    plan = msgspec.structs.replace(plan, sampler=sampler)
+    record = run_made_up(msgspec.structs.replace(recipe, plan=plan), _EMPTY)
+    seen = boundary(plan, record)
+    if len(list(record)) < _EMPTY:
+        return [*seen.problems, "a round without a cohort is left out"]
+    return seen.problems + fresh_problems(record)
+
+
 def _whole_runs(
-    recipe: Recipe, task: Task, denoiser: AnyCallable, place: Path, person: int
+    recipe: Recipe, task: Task, denoiser: AnyCallable, place: Path, drawn: Record
 ) -> dict[str, list[str]]:
     """Two worlds that differ in one person, and a deployed run that a budget ends."""
-    replaced = isinstance(recipe.plan.sampler, FixedSizeSampling)
+    replaced, person = isinstance(recipe.plan.sampler, FixedSizeSampling), person_in(drawn)
     attack = hostile(person)
     one = run_world(recipe, altered(task, person), denoiser, place / "one", attack)
     other = (
@@ -239,10 +255,12 @@ def _whole_runs(
     problems: dict[str, list[str]] = {}
     for name, world in {"a run": one, "the neighbour's run": other, "a deployed run": last}.items():
         seen = boundary(recipe.plan, world.record, world.absent)
-        problems[f"{name}, releases"] = seen.problems
+        problems[f"{name}, releases"] = seen.problems + fresh_problems(world.record)
         problems[f"{name}, payments"] = payment_problems(world, seen.noise_multiplier)
         problems[f"{name}, what leaves"] = leaving_problems(world)
     problems["two neighbours' runs"] = neighbour_problems(one, other) + _others(one, other, person)
+    if any(not np.array_equal(r.cohort, drawn[r.number].cohort) for r in one.record):
+        problems["two neighbours' runs"].append("after a crash other cohorts are drawn")
     problems["a deployed run, budget"] = _budget_problems(last)
     return problems
 
@@ -298,9 +316,9 @@ def _budget(plan: PrivacyPlan) -> float:
 
 
 def _budget_problems(world: World) -> list[str]:
-    released = len(list(world.record))
-    if too_small(world, world.recipe.budget, released, world.recipe.plan.noise):
-        return [f"{released} rounds were released, which cost more than the budget"]
+    released, lost = len(list(world.record)), len(world.record.lost)
+    if too_small(world, world.recipe.budget, released + lost, world.recipe.plan.noise):
+        return [f"{released} rounds were released and {lost} lost, more than the budget covers"]
     if released == 0:
         return ["nothing was released although the budget covers rounds"]
     return []

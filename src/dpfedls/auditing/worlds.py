@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfedls.auditing.instruments import Planted, Record, as_trained, observed
+from dpfedls.auditing import doors
+from dpfedls.auditing.instruments import Crash, Planted, Record, as_trained, observed
 from dpfedls.denoising import AnyCallable, Identity
 from dpfedls.errors import BudgetExhausted
 from dpfedls.parameters import Updates
@@ -31,6 +32,7 @@ from dpfedls.sampling import Indices
 from dpfedls.tasks.task import Task
 
 LENGTHS = (1.0, 1e6, 1.1, 1.0 + 1e-6, 0.5, 3.0, torch.inf, torch.nan)  # of updates, in clip norms
+HOSTILE = (1e6, torch.nan, 1.0, torch.inf, 1.1, 0.5, 3.0, 1.0 + 1e-6)  # one person's, in turn
 _SHAPE = (40, 25)  # of the made-up model, whose rounds are cheap
 
 
@@ -46,6 +48,7 @@ class World:
     folder: Path
     result: Result
     said: str  # log messages of every level, and what was printed
+    heard: list[tuple[str, str]]  # what was opened for writing, and sent
     durable: bool  # every look found the ledger's connection waiting for the disk
     ends: bool  # once the rounds are spent, the ledger refuses another
 
@@ -95,25 +98,37 @@ def run_world(
     planted: Planted = as_trained,
     absent: tuple[int, ...] = (),
 ) -> World:
-    """The run that ``dpfedls run`` would make, with instruments between its parts."""
+    """The run that ``dpfedls run`` would make, with instruments between its parts.
+
+    In its second round it stops after paying, and goes on from its folder as after a power cut.
+    """
     look = LedgerLook()
-    record = Record(look.missing)
-    with _said() as said:
-        result = simulate(
+    record = Record(look.missing, crash=1 if recipe.plan.rounds > 2 else None)
+
+    def run() -> Result:
+        return simulate(
             recipe,
             task,
-            copy.deepcopy(denoiser),  # one that remembers by itself begins anew in each run
+            copy.deepcopy(denoiser),
             folder,
             [look],
             observe=lambda simulation: observed(simulation, record, planted, absent),
         )
+
+    with _said() as said, doors.watched() as heard:
+        try:
+            result = run()
+        except Crash:
+            result = run()
     words = said().replace(str(folder), "RUN")
     ends = look.refuses_more()
     if result.exhausted is not None:  # people trained for a round that was then not paid for
         last = record[record.current]
         if not last.draws and not last.releases:
             del record.rounds[record.current]
-    return World(recipe, task, denoiser, absent, record, folder, result, words, look.durable, ends)
+    return World(
+        recipe, task, denoiser, absent, record, folder, result, words, heard, look.durable, ends
+    )
 
 
 def run_made_up(
@@ -157,13 +172,15 @@ def made_up_lengths(clients: Indices, round_: int) -> np.ndarray:
 
 
 def hostile(person: int) -> Planted:
-    """One person sends what suits them best, of another length each round; all others train."""
+    """One person sends what suits them best, of another length each time; all others train."""
+    turns: dict[int, int] = {}  # by round: the first time, the second, …
 
     def planted(clients: Indices, round_: int, norm: float, updates: Updates) -> Updates:
         updates = updates.clone()
         direction = _bank(updates.shape[1])[0]
         for place in np.flatnonzero(clients == person):
-            updates[place] = direction * (LENGTHS[round_ % len(LENGTHS)] * norm)
+            turn = turns.setdefault(round_, len(turns))
+            updates[place] = direction * (HOSTILE[turn % len(HOSTILE)] * norm)
         return updates
 
     return planted

@@ -17,7 +17,7 @@ from dpfedls.privacy.accounting.gaussian import Floats, gaussian_delta
 TAIL = 9.5  # standard deviations on the grid unless told; the rest, 1e-21, counts as infinite loss
 LOWEST_LOSS = 60.0  # losses below minus this, of total mass under e^-60, are rounded up to it
 PROFILE_MARGIN = 1e-9  # profiles are raised by this share: rounding in them and in the dots is less
-ZERO_MARGIN = 1e-12  # and this is added at loss zero, whose mass is what the others leave of 1
+ZERO_MARGIN = 1e-11  # and this is added at loss zero, whose mass is what the others leave of 1
 
 
 class LossPmf(NamedTuple):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfedls.privacy.accounting.fixed_rdp import fixed_size_rdp
 from dpfedls.privacy.accounting.spent import Spent
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.sampling import FixedSizeSampling
@@ -63,23 +64,21 @@ def _rdp(event: RoundEvent, noise_over_sensitivity: float) -> NDArray[np.float64
 
     The RDP accountant of dp-accounting reads a multiplier as noise ÷ *sensitivity*, its PLD
     accountant as noise ÷ norm bound (google/differential-privacy issues 378 and 464): this is the
-    one place where we hand it a multiplier.
+    one place where we hand it a multiplier. Its bound for fixed-size cohorts loses digits, and all
+    of them from noise ÷ sensitivity = 1e8 on, where it says 0: that one is computed here.
     """
     import dp_accounting
 
+    if isinstance(event.sampler, FixedSizeSampling):
+        # (α - 1)·ρ(α) is convex, 0 at α = 1: between orders a chord bounds it (their Corollary 10).
+        knots = np.array([0, *(order - 1 for order in KNOTS)])
+        found = fixed_size_rdp(event.rate, noise_over_sensitivity, KNOTS)
+        values = knots * np.array([0.0, *found])
+        return np.interp(ORDERS - 1, knots, values) / (ORDERS - 1)
     gaussian = dp_accounting.GaussianDpEvent(noise_over_sensitivity)
-    if not isinstance(event.sampler, FixedSizeSampling):
-        poisson = dp_accounting.PoissonSampledDpEvent(event.rate, gaussian)
-        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-        return _library_rdp(poisson, relation, ORDERS.tolist())
-    fixed = dp_accounting.SampledWithoutReplacementDpEvent(
-        event.num_clients, event.sampler.cohort, gaussian
-    )
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    # (α - 1)·ρ(α) is convex and 0 at α = 1: between orders a chord bounds it (their Corollary 10).
-    knots = np.array([0, *(order - 1 for order in KNOTS)])
-    values = knots * np.array([0.0, *_library_rdp(fixed, relation, KNOTS)])
-    return np.interp(ORDERS - 1, knots, values) / (ORDERS - 1)
+    poisson = dp_accounting.PoissonSampledDpEvent(event.rate, gaussian)
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    return _library_rdp(poisson, relation, ORDERS.tolist())
 
 
 def _library_rdp(event: object, relation: object, orders: Sequence[float]) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """Where the composed loss must be looked at for a given δ: grid, order of the tilt and window.
 
-Nothing here bears on soundness, only on tightness and speed: a round's loss is sketched by a
-quadrature, and the composed one by its cumulants.
+Two constants bear on soundness, SHORTEST and LARGEST_EXPONENT; all else only on tightness and
+speed: a round's loss is sketched by a quadrature, and the composed one by its cumulants.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dpfedls.privacy.accounting.loss_pmf import largest_loss
 STEPS_PER_DEVIATION = 64  # grid steps to one standard deviation of a round's loss; ε to 1e-4
 STEPS_OF_ONE_ROUND = 512  # affordable where nothing is composed
 MOST_STEPS = 2**18  # of a grid; beyond it the grid is coarsened
+SHORTEST = 64  # window: at most 4,096 losses of a round fall on one place; TILT relies on it too
 LARGEST_EXPONENT = 1000.0  # of a tilt; TILT in compose.py relies on it
 OUTSIDE = math.log(1e10)  # the window leaves out 1e-10 of the tilted mass on either side
 
@@ -149,7 +150,7 @@ def choose(
     tilts = []
     for order, low, high, tail_order in found:
         first = math.floor(low / interval)
-        length = 2 ** math.ceil(math.log2(max(math.ceil(high / interval) - first + 2, 4)))
+        length = 2 ** math.ceil(math.log2(max(math.ceil(high / interval) - first + 2, SHORTEST)))
         tilts.append(Tilt(order, first, length, tail_order))
     return interval, tilts, interval > wanted
 
