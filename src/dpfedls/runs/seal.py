@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpfedls.runs.checkpoint import FILE, write_whole
+from dpfedls.privacy.durable import write_whole
+from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.jsonable import plain
 
 STATEMENT = "privacy.json"

@@ -22,6 +22,7 @@ from dpfedls.privacy.statement import statement
 from dpfedls.privacy.wording import left_without_noise
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.jsonable import plain
+from dpfedls.runs.log import altered_line, log_heads
 from dpfedls.runs.model_file import trained_vector
 from dpfedls.runs.seal import SEALED, STATEMENT, content_digest, file_digest
 
@@ -50,7 +51,7 @@ def verify(folder: Path) -> dict[str, Any]:
         Check("the ledger was opened for this recipe", _opening_problems(folder, account, plan)),
         Check(f"the noise was drawn as {mode} draws it", _noise_problems(account, mode)),
         Check("every round in the checkpoint was paid for", damage),
-        Check("every round in the log was paid for", _log_problems(folder, account)),
+        Check("every round in the log was paid for", _log_problems(folder, account, state)),
     ]
     try:
         stated = read_statement(folder)
@@ -153,11 +154,11 @@ def _checkpoint(folder: Path, account: Account) -> tuple[Checkpoint | None, list
     return state, problems
 
 
-def _log_problems(folder: Path, account: Account) -> list[str]:
+def _log_problems(folder: Path, account: Account, state: Checkpoint | None) -> list[str]:
     path = folder / "rounds.jsonl"
     lines = path.read_bytes().splitlines() if path.is_file() else []
     try:
-        rounds = [json.loads(line)["round"] for line in lines]
+        rounds, heads = [json.loads(line)["round"] for line in lines], log_heads(lines)
     except (ValueError, KeyError, TypeError):
         return ["rounds.jsonl has a line that cannot be read"]
     if rounds != list(range(1, len(rounds) + 1)):
@@ -166,6 +167,11 @@ def _log_problems(folder: Path, account: Account) -> list[str]:
         return [
             f"rounds.jsonl lists {len(rounds)} rounds, but {len(account.entries)} were paid for"
         ]
+    line = altered_line(heads, account.payments)
+    if line is None and state is not None and state.log_head not in ("", *heads[state.round :][:1]):
+        line = state.round
+    if line is not None:
+        return [f"rounds.jsonl was altered: up to line {line} it is not what was paid for"]
     return []
 
 
