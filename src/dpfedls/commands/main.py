@@ -93,8 +93,9 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS)
 
 def _failing_file(error: OSError) -> tuple[str, int]:
     """What to say of a file that cannot be read or written, and the exit code."""
-    if error.filename is None and _is_stdout():
-        return f"standard output: {error.strerror or error}; the answer could not be written", 1
+    if error.filename is None and error.errno in (*_DISK, errno.EPIPE):  # our files have names
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more goes there
+        return f"standard output: {error.strerror}; the answer could not be written", 1
     where = f"{error.filename}: " if error.filename else ""
     if error.errno not in _DISK:
         return f"{where}{error.strerror or error}; check the path and its rights", 2
@@ -107,16 +108,6 @@ def _failing_file(error: OSError) -> tuple[str, int]:
         "kept: see to the disk, then go on with the same command, or dpfedls resume",
         1,
     )
-
-
-def _is_stdout() -> bool:
-    """Whether standard output is what fails; then nothing more is sent there."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
 
 
 def _complain(message: str, code: int) -> int:
