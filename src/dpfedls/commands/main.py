@@ -15,6 +15,7 @@ import typer
 
 from dpfedls import __version__
 from dpfedls.commands import audit, deploy, privacy, reproduce, theory, training
+from dpfedls.commands.output import printable
 from dpfedls.errors import BudgetExhausted, InputError, RankLost, Stopped
 
 app = typer.Typer(
@@ -111,5 +112,5 @@ def _failing_file(error: OSError) -> tuple[str, int]:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"dpfedls: {message}", file=sys.stderr)
+    print(f"dpfedls: {printable(message)}", file=sys.stderr)
     return code

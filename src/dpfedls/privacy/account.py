@@ -10,6 +10,7 @@ import msgspec
 
 from dpfedls.errors import InputError
 from dpfedls.privacy import chain
+from dpfedls.privacy.bounded import LOG, require_size
 from dpfedls.privacy.event import RoundEvent
 
 
@@ -49,7 +50,11 @@ class Account(NamedTuple):
 def read_ledger(path: Path) -> Account:
     """The account in a ledger file; neither it nor its folder is written to."""
     try:
+        for part in (path, path.with_name(path.name + "-wal")):
+            require_size(part, LOG)
         verdict, rows = chain.read_rows(path)
+    except InputError as error:
+        return _no_account(str(error))
     except (sqlite3.Error, UnicodeDecodeError) as error:  # damage reaches SQLite's own messages
         if isinstance(error, sqlite3.Error) and chain.is_busy(error):
             return _no_account(f"{path.name} is in use: the run is going on; wait for it")
@@ -69,7 +74,7 @@ def read_account(rows: list[chain.Row]) -> Account:
     try:
         opening = msgspec.json.decode(rows[0][1], type=dict[str, Any])
         paid = [msgspec.json.decode(payload, type=Payment) for _, payload, _ in rows[1:]]
-    except (msgspec.MsgspecError, UnicodeDecodeError, InputError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, InputError, RecursionError) as error:
         return _no_account(f"an entry is not a payment ({error})")
     return Account(opening, paid, heads, [])
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from dpfedls.errors import InputError
+from dpfedls.privacy.bounded import TENSORS, read_bounded
 from dpfedls.privacy.durable import write_whole
 
 FILE = Path("checkpoint") / "state.safetensors"
@@ -48,14 +49,14 @@ class Checkpoint(NamedTuple):
     def load(cls, folder: Path) -> Checkpoint:
         """Read a run folder's checkpoint; refuse it if a single byte is not as it was written."""
         path = folder / FILE
-        raw = path.read_bytes()
+        raw = read_bounded(path, TENSORS)
         try:
             tensors = load_tensors(raw)
             round_, head, norm, *log_head, _ = _metadata(raw).split(" ")
             params, average = tensors.pop("params"), tensors.pop("average")
             memory = {name.removeprefix("memory."): tensor for name, tensor in tensors.items()}
             found = cls(int(round_), params, average, float(norm), memory, head, *log_head)
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise InputError(_DAMAGED.format(path=path)) from error
         if found._bytes() != raw:
             raise InputError(_DAMAGED.format(path=path))

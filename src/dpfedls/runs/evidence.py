@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.privacy.bounded import LOG, require_size
 from dpfedls.privacy.ledger import Ledger, SqliteLedger
 from dpfedls.runs.checkpoint import Checkpoint
 from dpfedls.runs.log import altered_line, log_heads
@@ -26,6 +27,7 @@ _RESTORE = "restore the ledger that belongs to it, with its -wal file, from a ba
 def require_ledger(folder: Path) -> None:
     """Refuse a folder with anything of a run in it but no ledger, or an empty file in its place."""
     ledger = folder / "ledger.sqlite"
+    require_size(ledger, LOG)
     names = [name for name in (STATEMENT, *SEALED) if name not in ("recipe.toml", ledger.name)]
     shown = [name for name in names if (folder / name).is_file()]
     if shown and not (ledger.is_file() and ledger.stat().st_size):

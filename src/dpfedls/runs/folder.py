@@ -14,6 +14,7 @@ from torch import nn
 
 from dpfedls.errors import InputError
 from dpfedls.parameters import Layout
+from dpfedls.privacy import bounded
 from dpfedls.privacy.durable import append, is_temporary, make_folder, write_whole
 from dpfedls.privacy.ledger import Ledger, SqliteLedger
 from dpfedls.privacy.population import JointLedger, Population, population_path
@@ -25,7 +26,7 @@ from dpfedls.runs.model_file import model_metadata
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
-from dpfedls.runs.seal import file_digest, seal
+from dpfedls.runs.seal import seal
 from dpfedls.server import ServerState
 
 log = logging.getLogger("dpfedls")
@@ -38,7 +39,7 @@ class RunFolder:
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.folder, self.recipe = folder, open_folder(folder, recipe)
         require_ledger(folder)
-        digest = file_digest(folder / "recipe.toml")
+        digest = bounded.file_digest(folder / "recipe.toml")
         shared = recipe.population is not None  # then the budget is the population's
         budget = None if shared else recipe.budget
         self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
@@ -165,12 +166,13 @@ def read_rounds(folder: Path) -> list[RoundRecord]:
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     """The lines of a log, none if it is absent; a last one that a crash cut short is left out."""
-    lines = path.read_bytes().splitlines() if path.is_file() else []
+    raw = bounded.read_bounded(path, bounded.LOG) if path.is_file() else b""
+    lines = raw.splitlines()
     found = []
     for number, line in enumerate(lines, start=1):
         try:
             found.append(msgspec.json.decode(line, type=kind))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             if number < len(lines):
                 raise InputError(
                     f"{path}, line {number} cannot be read ({error}); restore it from a backup"

@@ -9,11 +9,12 @@ import json
 import math
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from dpfedls.errors import InputError
+from dpfedls.privacy import bounded
 from dpfedls.privacy.account import Account, read_ledger
 from dpfedls.privacy.ledger import spent_epsilon
 from dpfedls.privacy.observers import Nodes
@@ -24,7 +25,7 @@ from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.jsonable import plain
 from dpfedls.runs.log import altered_line, log_heads
 from dpfedls.runs.model_file import trained_vector
-from dpfedls.runs.seal import SEALED, STATEMENT, content_digest, file_digest
+from dpfedls.runs.seal import SEALED, STATEMENT, content_digest
 
 
 class Check(NamedTuple):
@@ -73,15 +74,16 @@ def read_promise(folder: Path) -> tuple[PrivacyPlan, str, Nodes | None]:
     """Plan, mode and nodes of a run folder, without loading the parts that train."""
     path = folder / "recipe.toml"
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(bounded.read_bounded(path, bounded.SETTINGS).decode())
         nodes = msgspec.convert(values.get("nodes"), Nodes | None)
-        return msgspec.convert(values["plan"], PrivacyPlan), str(values["mode"]), nodes
+        mode = msgspec.convert(values["mode"], Literal["simulation", "deployed"])
+        return msgspec.convert(values["plan"], PrivacyPlan), mode, nodes
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"{folder} is not a run folder: it has no recipe.toml; give the folder that "
             "dpfedls run printed"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} does not hold a readable plan ({error}); restore it from a backup"
         ) from error
@@ -90,10 +92,9 @@ def read_promise(folder: Path) -> tuple[PrivacyPlan, str, Nodes | None]:
 def read_statement(folder: Path) -> dict[str, Any]:
     """The privacy statement of a run folder."""
     try:
-        return msgspec.convert(
-            json.loads((folder / STATEMENT).read_text(encoding="utf-8")), dict[str, Any]
-        )
-    except (OSError, ValueError) as error:
+        raw = bounded.read_bounded(folder / STATEMENT, bounded.STATEMENT)
+        return msgspec.convert(json.loads(raw), dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"{folder} has no readable privacy.json ({error}); finish the run with: "
             f"dpfedls resume {folder}"
@@ -121,7 +122,7 @@ def _verdict(
 
 def _opening_problems(folder: Path, account: Account, plan: PrivacyPlan) -> list[str]:
     problems = []
-    if account.opening.get("recipe") != file_digest(folder / "recipe.toml"):
+    if account.opening.get("recipe") != bounded.file_digest(folder / "recipe.toml"):
         problems.append("recipe.toml is not the recipe that the ledger was opened for")
     if any(entry.event != plan.round_event for entry in account.entries):
         problems.append("the ledger holds rounds that the plan does not describe")
@@ -156,10 +157,13 @@ def _checkpoint(folder: Path, account: Account) -> tuple[Checkpoint | None, list
 
 def _log_problems(folder: Path, account: Account, state: Checkpoint | None) -> list[str]:
     path = folder / "rounds.jsonl"
-    lines = path.read_bytes().splitlines() if path.is_file() else []
     try:
+        raw = bounded.read_bounded(path, bounded.LOG) if path.is_file() else b""
+        lines = raw.splitlines()
         rounds, heads = [json.loads(line)["round"] for line in lines], log_heads(lines)
-    except (ValueError, KeyError, TypeError):
+    except InputError as error:
+        return [str(error)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ["rounds.jsonl has a line that cannot be read"]
     if rounds != list(range(1, len(rounds) + 1)):
         return ["rounds.jsonl does not list the rounds one after another"]
@@ -218,9 +222,16 @@ def _file_problems(folder: Path, stated: dict[str, Any]) -> list[str]:
             problems.append(f"{name} is not among the files that {STATEMENT} was made from")
         elif not there and name in sealed:
             problems.append(f"{name} is missing")
-        elif there and file_digest(folder / name) != sealed[name]:
+        elif there and not _is_file(folder / name, sealed[name]):
             problems.append(f"{name} is not the file that {STATEMENT} was made from")
     return problems
+
+
+def _is_file(path: Path, digest: str) -> bool:
+    try:
+        return bounded.file_digest(path) == digest
+    except InputError:  # larger than any file of ours
+        return False
 
 
 def _model_problems(folder: Path, state: Checkpoint | None) -> list[str]:
