@@ -272,7 +272,7 @@ def test_a_lost_or_foreign_ledger_is_refused(copy, finished, tmp_path):
     with pytest.raises(InputError, match="never paid for"):
         runs.resume(copy)
     (copy / "ledger.sqlite").unlink()
-    with pytest.raises(InputError, match="is missing although rounds were released"):
+    with pytest.raises(InputError, match="is missing or empty although the run has begun"):
         runs.resume(copy)
     assert verify(copy)["spent_epsilon"] == float("inf")
 

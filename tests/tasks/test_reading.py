@@ -8,7 +8,7 @@ from scipy.io import loadmat, savemat
 
 from dpfedls import InputError
 from dpfedls.tasks.mnist import read_idx
-from dpfedls.tasks.reading import reading
+from dpfedls.tasks.reading import gunzip, reading, require_unpacked
 
 
 def load_npz(path):
@@ -52,3 +52,18 @@ def test_an_idx_file_with_too_few_bytes_inside_is_named(tmp_path):
     path.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 9]) + bytes(5)))
     with pytest.raises(InputError, match="is damaged or cut short"):
         read_idx(path)
+
+
+def test_a_file_that_unpacks_to_gigabytes_is_refused(tmp_path):
+    """A megabyte of zeros, packed a thousandfold; the bound of the real reader is far higher."""
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(2**20)))
+    assert len(path.read_bytes()) < 2**11
+    with pytest.raises(InputError, match="unpacks to more than 1000 bytes") as caught:
+        gunzip(path, 1000)
+    assert "\n" not in str(caught.value)
+    assert len(gunzip(path, 2**20)) == 2**20
+    np.savez_compressed(tmp_path / "bomb.npz", y=np.zeros(10**6, dtype=np.uint8))
+    with pytest.raises(InputError, match="unpacks to more than"):
+        require_unpacked(tmp_path / "bomb.npz", 10**5)
+    require_unpacked(tmp_path / "bomb.npz", 2 * 10**6)

@@ -234,3 +234,22 @@ def _gaps(w, optimum, hessian):
 def test_a_wrong_problem_is_refused(fields, said):
     with pytest.raises(InputError, match=said):
         changed(**fields)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_extreme_constants_give_numbers_or_one_line(case):
+    """``--lipschitz 1e300`` overflowed; a thousand draws of far too large and small ones."""
+    rng = np.random.default_rng(5)
+    extremes = [1e-320, 1e-300, 1e-30, 1e-9, 1.0, 1e9, 1e30, 1e100, 1e300, math.inf, math.nan]
+    names = ("smoothness", "lipschitz", "distance", "initial_gap", "server_rate", "strength")
+    computed = 0
+    for _ in range(1000):
+        chosen = rng.choice(names, size=2, replace=False)
+        values = {name: float(rng.choice(extremes)) for name in chosen}
+        try:
+            found = theory.convergence(changed(**values), case)
+        except InputError:
+            continue
+        computed += 1
+        assert all(math.isfinite(value) for value in found[:5]), values
+    assert computed > 50

@@ -12,8 +12,8 @@ import msgspec
 
 from dpfedls.auditing.membership import require_scikit_learn, sides, threshold_attack
 from dpfedls.metrics import evaluate
+from dpfedls.privacy.durable import PRIVATE, append, write_whole
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.folder import read_lines
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord, Watch
@@ -50,7 +50,7 @@ class Diagnostics:
         self.run, self.validation = run, run.task.validation
         self.members, self.others = sides(run.task, SeededStreams(run.recipe.seed))
         kept = [line for line in read_lines(self.path, Diagnosis) if line.round <= run.state.round]
-        write_whole(self.path, b"".join(map(_encoded, kept)))
+        write_whole(self.path, b"".join(map(_encoded, kept)), PRIVATE)
 
     def __call__(self, record: RoundRecord) -> None:
         """Evaluate the model of a round, where the recipe evaluates it, and write the line."""
@@ -69,8 +69,7 @@ class Diagnostics:
             held.get("accuracy"),
             threshold_attack(model, task.loss, self.members, self.others)["auc"],
         )
-        with self.path.open("ab") as lines:
-            lines.write(_encoded(line))
+        append(self.path, _encoded(line), PRIVATE)
 
 
 def read_diagnostics(folder: Path) -> list[Diagnosis]:

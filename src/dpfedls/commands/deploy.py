@@ -53,6 +53,7 @@ def init(
     chosen = deployed(recipes.read(recipe, settings), settings)
     chosen = _with_rates(on_nodes(chosen, reveal_cohorts=reveal_cohorts))
     config = {"run-folder": "runs/federation", "wait-for-nodes": 4, "round-timeout": 600.0}
+    config["roster"] = ""
     write_app(folder, chosen, config)
     values = {"app": str(folder), "files": [str(folder / name) for name in FILES]}
     answer(values, json, "\n".join([*values["files"], f"next: read {folder / 'README.md'}"]))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import shutil
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -11,6 +15,7 @@ import typer
 
 from dpfedls import __version__
 from dpfedls.commands import audit, deploy, privacy, reproduce, theory, training
+from dpfedls.commands.output import printable
 from dpfedls.errors import BudgetExhausted, InputError, RankLost, Stopped
 
 app = typer.Typer(
@@ -59,6 +64,7 @@ def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is said here, not while Python shuts down
         if code == 130:  # typer's answer to Ctrl-C
             raise KeyboardInterrupt
     except click.exceptions.NoArgsIsHelpError as shown:
@@ -69,8 +75,7 @@ def main() -> None:
     except InputError as error:
         code = _complain(str(error), 2)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        code = _complain(f"{where}{error.strerror or error}; check the path and its rights", 2)
+        code = _complain(*_failing_file(error))
     except BudgetExhausted as error:
         code = _complain(str(error), 3)
     except (RankLost, Stopped) as error:
@@ -84,6 +89,28 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS)
+
+
+def _failing_file(error: OSError) -> tuple[str, int]:
+    """What to say of a file that cannot be read or written, and the exit code."""
+    if error.filename is None and error.errno in (*_DISK, errno.EPIPE):  # our files have names
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more goes there
+        return f"standard output: {error.strerror}; the answer could not be written", 1
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno not in _DISK:
+        return f"{where}{error.strerror or error}; check the path and its rights", 2
+    place = Path(error.filename or ".").resolve()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    return (
+        f"{where}{error.strerror}; {free} bytes are free there, and what was finished before is "
+        "kept: see to the disk, then go on with the same command, or dpfedls resume",
+        1,
+    )
+
+
 def _complain(message: str, code: int) -> int:
-    print(f"dpfedls: {message}", file=sys.stderr)
+    print(f"dpfedls: {printable(message)}", file=sys.stderr)
     return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -18,7 +19,20 @@ Json: TypeAlias = Annotated[
 
 def answer(values: dict[str, Any], as_json: bool, text: str) -> None:
     """Print the result, for a program or for a person."""
-    print(json.dumps(plain(values), indent=2, ensure_ascii=False) if as_json else text)
+    if not as_json:
+        print(printable(text))
+        return
+    # JSON escapes only those below U+0020 by itself.
+    content = json.dumps(plain(values), indent=2, ensure_ascii=False)
+    print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", content))
+
+
+def printable(text: str) -> str:
+    """Text whose control characters are seen, not obeyed: a folder may come from anybody."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and new line
 
 
 def pairs(values: dict[str, Any], keys: Sequence[str]) -> str:

@@ -61,7 +61,9 @@ def theory(
 ) -> None:
     """The error bound of the paper, part by part: start, unlike clients, mini-batches, privacy."""
     from dpfedls.theory import Problem, communication, convergence, settle
+    from dpfedls.theory.convergence import require_count
 
+    require_count("--clients", clients)
     if not 1 <= cohort <= clients:
         raise InputError(f"--cohort must be from 1 to --clients = {clients}, got {cohort}")
     if epsilon is None and (delta is not None or lambda_ is not None):

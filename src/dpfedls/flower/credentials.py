@@ -42,13 +42,14 @@ def write_certificates(folder: Path) -> None:
     write_secret(folder / "server.key", server.private_bytes(*pem))
 
 
-def write_node_key(path: Path) -> None:
-    """A P-384 key pair in OpenSSH's form, as ``ssh-keygen -t ecdsa -b 384`` makes it."""
+def write_node_key(path: Path) -> str:
+    """A P-384 key pair in OpenSSH's form, as ``ssh-keygen -t ecdsa -b 384`` makes it; its text."""
     key = ec.generate_private_key(ec.SECP384R1())
     form = (ser.Encoding.PEM, ser.PrivateFormat.OpenSSH, ser.NoEncryption())
     write_secret(path, key.private_bytes(*form))
     public = key.public_key().public_bytes(ser.Encoding.OpenSSH, ser.PublicFormat.OpenSSH)
     path.with_suffix(".pub").write_bytes(public + b"\n")
+    return public.decode()
 
 
 def write_secret(path: Path, content: bytes) -> None:

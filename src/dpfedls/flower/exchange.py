@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator
 
 import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from dpfedls.flower.incoming import Incoming, Limit, incoming
+from dpfedls.flower.replies import Refused
 
 log = logging.getLogger("dpfedls")
 PAUSE = 0.3  # seconds between two looks at the SuperLink
@@ -17,13 +22,16 @@ PAUSE = 0.3  # seconds between two looks at the SuperLink
 class Post:
     """Messages sent and not yet answered.
 
-    Replies are fetched one by one: Flower decodes what a node sent while fetching it, so one that
-    cannot be decoded must not take those of other nodes with it. A reply belongs to the node its
-    question was sent to; what it says about its sender itself must agree.
+    Replies are fetched one by one, each within a limit: one that cannot be decoded, is too large
+    or fails to arrive must not take those of other nodes with it, and no node keeps the others
+    waiting beyond the round's end. A reply belongs to the node its question was sent to; what it
+    says about its sender itself must agree.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
         self.waiting: dict[str, int] = {}  # message id → node
+        self._coming: dict[str, Incoming] = {}  # of those, whose reply is on its way
 
     def send(self, grid: Grid, messages: Iterable[Message]) -> Post:
         """Send messages; those that Flower cannot take are simply never answered."""
@@ -33,16 +41,18 @@ class Post:
                 self.waiting[id_] = message.metadata.dst_node_id
         return self
 
-    def arrived(self, grid: Grid) -> Iterator[Message]:
-        """Replies that are there now."""
+    def arrived(self, grid: Grid, end: float = math.inf) -> Iterator[Message]:
+        """Replies that are there now, or come in before the end."""
         for id_, node in list(self.waiting.items()):
             try:
-                replies = list(grid.pull_messages([id_]))
-            except httpx.HTTPError:  # the SuperLink is gone, which is no node's fault
-                raise
+                replies = self._replies(grid, id_, end)
             except Exception as error:
-                log.warning("reply of node %d cannot be decoded (%s)", node, type(error).__name__)
+                if _is_fatal(error):
+                    raise
+                why = str(error) if isinstance(error, Refused) else type(error).__name__
+                log.warning("reply of node %d cannot be used: %s", node, why)
                 del self.waiting[id_]
+                self._coming.pop(id_, None)
                 continue
             for reply in replies:
                 self.waiting.pop(id_, None)
@@ -57,10 +67,34 @@ class Post:
         """Replies as they come in, until all are there or the time is up."""
         end = time.monotonic() + timeout
         while True:
-            yield from self.arrived(grid)
+            yield from self.arrived(grid, end)
             if not self.waiting or time.monotonic() >= end:
                 return
             time.sleep(PAUSE)
+
+    def _replies(self, grid: Grid, id_: str, end: float) -> Iterable[Message]:
+        """What has come to a question, as far as it is whole."""
+        if not isinstance(grid, HttpGrid):  # in this process: nothing is put together from pieces
+            return grid.pull_messages([id_])
+        if id_ not in self._coming and time.monotonic() < end:
+            for found in incoming(grid, id_, self.limit):
+                self._coming[id_] = found
+        if id_ not in self._coming:
+            return []
+        while time.monotonic() < end and self._coming[id_].fetch():
+            pass
+        reply = self._coming[id_].message()
+        if reply is None:
+            return []
+        del self._coming[id_]
+        return [reply]
+
+
+def _is_fatal(error: Exception) -> bool:
+    """The SuperLink is gone, or no longer takes us for this run: that is no node's fault."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in (401, 403)
+    return isinstance(error, httpx.HTTPError)
 
 
 def message(content: RecordDict, node: int, kind: str, round_: int = 0) -> Message:

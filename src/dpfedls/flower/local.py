@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -23,8 +22,10 @@ from torch import nn
 
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.flower import require_flower
+from dpfedls.flower.agreement import write_agreement
 from dpfedls.flower.app import read_app_recipe, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
+from dpfedls.flower.orphans import MARK, marked, new_mark, sweep, sweep_abandoned, watch_over
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.load import load
@@ -34,7 +35,6 @@ from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
 _PATIENCE = 120.0  # seconds for a process to come up on a busy machine
-_MARK = "DPFEDLS_FEDERATION"  # in the environment of every process of a federation
 
 
 class FederationFailed(RuntimeError):
@@ -67,7 +67,8 @@ def deploy_local(
     # Whatever is wrong with the task is said before anything starts.
     make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
     with workplace() as place:
-        write_app(place / "app", recipe, _settings(folder, nodes, timeout))
+        roster = {"roster": str(_deal(recipe.plan.num_clients, nodes, place))}
+        write_app(place / "app", recipe, _settings(folder, nodes, timeout) | roster)
         return _run_app(place / "app", recipe, folder, nodes, watch, timeout, place)
 
 
@@ -77,6 +78,14 @@ def deploy_app(
     """Run an app as it stands, with its own recipe, loader and model, or the rest of its run."""
     with workplace() as place:
         return _run_app(app, read_app_recipe(app), folder, nodes, watch, timeout, place)
+
+
+def _deal(people: int, nodes: int, place: Path) -> Path:
+    """Agree who holds whom, as the template's loader deals them out: by keys, made here."""
+    keys = [write_node_key(place / f"node-{i}.key") for i in range(nodes)]
+    path = place / "roster.toml"
+    write_agreement(path, {key: range(i, people, nodes) for i, key in enumerate(keys)})
+    return path
 
 
 def _settings(folder: Path, nodes: int, timeout: float) -> dict[str, str | int | float]:
@@ -167,16 +176,20 @@ class Federation:
         self.place = place
         self.address = ""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._mark = secrets.token_hex(16)
+        self._mark = new_mark()
+        self._registered: set[str] = set()
         (place / "logs").mkdir()
         write_certificates(place)
 
     def __enter__(self) -> Federation:
         self._old = signal.signal(signal.SIGTERM, _exit) if _is_main_thread() else None
+        sweep_abandoned()
+        self._watchman = watch_over(self._mark)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._watchman.communicate()  # the end of its input is its sign to look once more
         if self._old is not None:
             signal.signal(signal.SIGTERM, self._old)
 
@@ -203,8 +216,9 @@ class Federation:
         key = self.place / f"{name}.key"
         if not key.exists():
             write_node_key(key)
-            if register:
-                self.flwr("supernode", "register", str(key.with_suffix(".pub")), "local")
+        if register and name not in self._registered:
+            self.flwr("supernode", "register", str(key.with_suffix(".pub")), "local")
+            self._registered.add(name)
         self._start(
             name,
             lambda port: [
@@ -250,7 +264,7 @@ class Federation:
         process = self.processes.pop(name)
         process.kill()
         process.wait()
-        self._sweep(name)
+        sweep(self._named(name))  # what it started, in sessions of its own too
 
     def stop(self) -> None:
         """End everything: nodes first, politely, then by force, then whatever was left behind."""
@@ -264,25 +278,14 @@ class Federation:
                 process.kill()
                 process.wait()
         self.processes.clear()
-        self._sweep()
+        sweep(self._mark)
 
     def left_behind(self, name: str = "") -> list[int]:
-        """Processes of this federation that still run, known by the mark in their environment."""
-        found, mark = [], f"{_MARK}={self._mark}{name and f' {name}'}".encode()
-        for entry in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if any(item.startswith(mark) for item in entry.read_bytes().split(b"\0")):
-                    found.append(int(entry.parent.name))
-        return found
+        """Processes of this federation, or of one of its parts, that still run."""
+        return list(marked(self._named(name)))
 
-    def _sweep(self, name: str = "") -> None:
-        """Flower's processes start others in sessions of their own: end those too."""
-        deadline = time.monotonic() + 5
-        while (left := self.left_behind(name)) and time.monotonic() < deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
+    def _named(self, name: str) -> str:
+        return f"{self._mark}{name and f' {name}'}"
 
     def _start(
         self, name: str, command: Callable[[int], Sequence[str]], port: int | None = None
@@ -321,7 +324,7 @@ class Federation:
             "OMP_NUM_THREADS": "1",  # all nodes share this machine
             "PATH": os.pathsep.join([str(_scripts()), os.environ.get("PATH", "")]),
             "NO_PROXY": "127.0.0.1,localhost",
-            _MARK: f"{self._mark} {name}",
+            MARK: self._named(name),
         }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from dpfedls.clipping import Bound, clip
 from dpfedls.parameters import Layout, Total, Vector
@@ -132,6 +132,19 @@ def _bounded(update: Vector, bound: float) -> Vector:
     if length > bound * (1 + _ROUNDING):
         raise Refused(f"its norm is {length:.4g}, but the bound is {bound:.4g}")
     return clip(update[None], bound)[0]
+
+
+def read_metrics(reply: Message) -> dict[str, float]:
+    """Finite numbers by name, ``samples`` among them, or Refused."""
+    record = _content(reply, Request(reply.metadata.src_node_id, 0, 0)).get("metrics")
+    if not isinstance(record, MetricRecord) or "samples" not in record:
+        raise Refused("it holds no metrics and on how many samples")
+    found = {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
+    if len(found) < len(record) or not all(map(math.isfinite, found.values())):
+        raise Refused("its metrics are not finite numbers")
+    if found["samples"] < 0:
+        raise Refused("it counts fewer than no samples")
+    return found
 
 
 def make_census(people: Indices) -> RecordDict:

@@ -12,7 +12,9 @@ from flwr.app import MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from dpfedls.errors import InputError
+from dpfedls.flower.agreement import Agreement, flower_key_name, key_name
 from dpfedls.flower.exchange import PAUSE, Post, message
+from dpfedls.flower.incoming import Limit
 from dpfedls.flower.replies import Refused, read_census
 from dpfedls.sampling import Indices
 
@@ -33,6 +35,8 @@ class People:
         self._nodes: list[int] = []
         for node, people in (public or {}).items():
             try:
+                if min(people, default=0) < 0:
+                    raise IndexError(f"{min(people)} is nobody's number")
                 self.settle(node, np.asarray(list(people), dtype=np.int64))
             except (Refused, IndexError) as error:
                 raise InputError(
@@ -60,12 +64,19 @@ class People:
 
 
 class Roster:
-    """Keeps the people up to date: every node that connects is asked whom it holds."""
+    """Keeps the people up to date as nodes connect.
 
-    def __init__(self, people: People) -> None:
-        self.people = people
+    Whom a node holds was agreed by its public key; without an agreement every node is asked. Where
+    there is one nothing is asked: there is nothing that a node could claim.
+    """
+
+    def __init__(self, people: People, agreed: Agreement | None = None) -> None:
+        if agreed is not None:
+            People(people.num_clients, dict(enumerate(agreed.values())))  # nobody twice
+        self.people, self._agreed = people, agreed
+        self._strangers: set[int] = set()
         self._asked: dict[int, float] = {}  # node → when to ask again if no answer has come
-        self._post = Post()
+        self._post = Post(Limit.of_census(people.num_clients))
 
     def gather(self, grid: Grid, nodes: int, timeout: float) -> None:
         """Before the first round: wait for so many nodes, and for what they answer."""
@@ -88,6 +99,9 @@ class Roster:
 
     def settle(self, grid: Grid) -> None:
         """Ask nodes that are new; note what those asked earlier have answered by now."""
+        if self._agreed is not None:
+            self._settle_by_key(grid, self._agreed)
+            return
         if self.people.is_public:
             return
         now, waiting = time.monotonic(), set(self._post.waiting.values())
@@ -105,6 +119,32 @@ class Roster:
                 self.people.settle(node, read_census(reply, node, self.people.num_clients))
             except Refused as cause:
                 log.warning("node %d takes no part: %s", node, cause)
+
+    def _settle_by_key(self, grid: Grid, agreed: Agreement) -> None:
+        for found in grid.get_nodes():  # pyright: ignore[reportAttributeAccessIssue]
+            node, key = found.node_id, flower_key_name(found.public_key)
+            if node in self.people or node in self._strangers:
+                continue
+            try:
+                if key not in agreed:
+                    raise Refused("the roster does not know its key")
+                self.people.settle(node, np.asarray(agreed[key], dtype=np.int64))
+            except Refused as cause:
+                self._strangers.add(node)
+                log.warning("node %d takes no part: %s", node, cause)
+
+
+def make_roster(
+    num_clients: int, people: Mapping[int, Sequence[int]] | Agreement | None = None
+) -> Roster:
+    """By public keys, by Flower's node ids, or by what each node says when asked."""
+    keys = {key_name(key): whom for key, whom in (people or {}).items() if isinstance(key, str)}
+    ids = {node: whom for node, whom in (people or {}).items() if isinstance(node, int)}
+    if keys and ids:
+        raise InputError("people has both public keys and node ids; give one kind for all nodes")
+    if keys:
+        return Roster(People(num_clients), keys)
+    return Roster(People(num_clients, ids if people is not None else None))
 
 
 _PATIENCE = 15.0  # seconds before a question that got lost on its way is asked again

@@ -27,11 +27,13 @@ from torch import nn
 
 from dpfedls.denoising import AnyCallable
 from dpfedls.errors import InputError
+from dpfedls.flower.agreement import Agreement
 from dpfedls.flower.client import make_ask
 from dpfedls.flower.exchange import Post, message
+from dpfedls.flower.incoming import Limit
 from dpfedls.flower.promise import on_nodes
-from dpfedls.flower.replies import Refused, Request, pack, read_update
-from dpfedls.flower.roster import People, Roster
+from dpfedls.flower.replies import Refused, Request, pack, read_metrics, read_update
+from dpfedls.flower.roster import make_roster
 from dpfedls.metrics import Metrics, Samples
 from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
@@ -53,8 +55,9 @@ class DPFedLS(Strategy):
     """Train a recipe's plan on a federation of SuperNodes.
 
     ``folder`` is the run folder: new, or that of an interrupted run, which is then resumed after
-    its last released round. ``people`` maps a Flower node's id to the numbers of the people it
-    holds; without it every node is asked once. ``test`` samples are the server's own.
+    its last released round. ``people`` maps a node's public key (the text of its .pub file), or its
+    Flower id, to the numbers of the people it holds; without it every node is asked once, and
+    believed. ``test`` samples are the server's own.
 
     Guarantees: who is sampled, the noise, the denominator and whether a round is released depend
     on the plan alone; a missing or refused reply counts as zero; every round is paid for on disk
@@ -75,7 +78,7 @@ class DPFedLS(Strategy):
         loss: Loss = cross_entropy,
         metrics: Metrics | None = None,
         denoiser: AnyCallable | None = None,
-        people: Mapping[int, Sequence[int]] | None = None,
+        people: Mapping[int, Sequence[int]] | Agreement | None = None,
         wait_for_nodes: int = 1,
         streams: RandomStreams | None = None,
         unprotected_client_metrics: bool = False,
@@ -92,7 +95,7 @@ class DPFedLS(Strategy):
         model = copy.deepcopy(model).to(recipe.device)
         if test is not None:
             check_samples(model, test, "test", loss)
-        self.roster = Roster(People(recipe.plan.num_clients, people))
+        self.roster = make_roster(recipe.plan.num_clients, people)
         self.streams = streams or _streams(recipe)
         self.wait_for_nodes = wait_for_nodes
         self.unprotected_client_metrics = recipe.nodes.unprotected_client_metrics
@@ -147,7 +150,8 @@ class DPFedLS(Strategy):
             t = state.round
             self.run.check_budget(self.streams.nonce(t))
             asked = self.configure_train(t + 1, ArrayRecord(), ConfigRecord(), grid)
-            self.aggregate_train(t + 1, Post().send(grid, asked).replies(grid, timeout))
+            post = Post(Limit.of_update(self.server.layout)).send(grid, asked)
+            self.aggregate_train(t + 1, post.replies(grid, timeout))
             return self._released
 
         self.run.watch = [*self.run.watch, for_flower]
@@ -220,24 +224,25 @@ class DPFedLS(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The mean over samples of what nodes report: not private, and not checked."""
-        found = [
-            reply.content["metrics"]
-            for reply in replies
-            if self.unprotected_client_metrics and reply.has_content()
-        ]
-        samples = sum(float(m["samples"]) for m in found)  # type: ignore[arg-type]
+        """The mean over samples of what nodes report: not private, and as true as they are."""
+        found = []
+        for reply in replies if self.unprotected_client_metrics else ():
+            try:
+                found.append(read_metrics(reply))
+            except Refused as cause:
+                node = reply.metadata.src_node_id
+                log.warning("metrics of node %d are left out: %s", node, cause)
+        samples = sum(metrics["samples"] for metrics in found)
         if not samples:
             return None
-        keys = set.intersection(*(set(m) for m in found)) - {"samples"}
-        return MetricRecord(
-            {k: sum(float(m[k]) * float(m["samples"]) for m in found) / samples for k in keys}  # type: ignore[arg-type]
-        )
+        keys = set.intersection(*(set(metrics) for metrics in found)) - {"samples"}
+        return MetricRecord({k: sum(m[k] * m["samples"] for m in found) / samples for k in keys})
 
     def _evaluate_on_nodes(self, grid: Grid, timeout: float, result: Result) -> None:
         t = self.run.state.round
         asked = self.configure_evaluate(t, ArrayRecord(), ConfigRecord(), grid)
-        found = self.aggregate_evaluate(t, Post().send(grid, asked).replies(grid, timeout))
+        post = Post(Limit(numbers=0)).send(grid, asked)
+        found = self.aggregate_evaluate(t, post.replies(grid, timeout))
         if found is not None:
             result.evaluate_metrics_clientapp[t] = found
 

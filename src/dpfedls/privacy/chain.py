@@ -6,16 +6,19 @@ unnoticed. Reading never writes beside the file: evidence may lie in a folder th
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from dpfedls.errors import InputError
+from dpfedls.privacy.durable import PRIVATE, sync_folder
 
 Row: TypeAlias = tuple[int, bytes, str]
 
@@ -32,7 +35,7 @@ def follow(rows: list[Row], heads: list[str]) -> Followed:
     heads = list(heads)
     for seq, payload, digest in rows:
         expected = len(heads)
-        heads.append(_link(heads[-1], payload) if isinstance(payload, bytes) else "")
+        heads.append(link(heads[-1], payload) if isinstance(payload, bytes) else "")
         if seq != expected or heads[-1] != digest:
             return Followed(
                 [""], f"entry {expected} breaks the hash chain: it was altered or removed"
@@ -50,7 +53,7 @@ def rows_after(connection: sqlite3.Connection, seq: int = 0) -> list[Row]:
 
 def append(connection: sqlite3.Connection, head: str, payload: bytes) -> str:
     """Add an entry to the transaction under way; the new head."""
-    new = _link(head, payload)
+    new = link(head, payload)
     connection.execute("INSERT INTO entries (payload, digest) VALUES (?, ?)", (payload, new))
     return new
 
@@ -58,17 +61,24 @@ def append(connection: sqlite3.Connection, head: str, payload: bytes) -> str:
 def open_to_write(path: Path, *, wait: float, alone: bool) -> sqlite3.Connection:
     """A connection to the file, made if absent; ``alone`` keeps everyone else out until it closes.
 
-    Guarantees: once a transaction commits it is on disk (synchronous = FULL).
+    Guarantees: once a transaction commits it is on disk (synchronous = FULL); only the file's owner
+    can read it, and what SQLite puts beside it.
     """
+    if not path.exists():
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
+        sync_folder(path.parent)
     try:
         connection = sqlite3.connect(path, timeout=wait, isolation_level=None)
         try:
             connection.execute(f"PRAGMA locking_mode = {'EXCLUSIVE' if alone else 'NORMAL'}")
             connection.executescript(_SCHEMA)
+            if alone and (verdict := _integrity(connection)) != "ok":
+                raise sqlite3.DatabaseError(verdict)
         except BaseException:
             connection.close()
             raise
     except sqlite3.Error as error:
+        _raise_if_the_disk_failed(error, path)
         if is_busy(error):
             raise InputError(
                 f"{path} is in use by another process; two writers could both spend the last "
@@ -89,13 +99,16 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except sqlite3.Error as error:
+        path = connection.execute("PRAGMA database_list").fetchone()[2]
+        _raise_if_the_disk_failed(error, path)
         raise InputError(
-            f"the ledger cannot be written ({error}), so nothing was released; see to the disk "
-            "and its rights, then go on with: dpfedls resume"
+            f"{path} cannot be written ({error}), so nothing was released; see to the disk and its "
+            "rights, then go on with: dpfedls resume"
         ) from error
     finally:
         if connection.in_transaction:
-            connection.execute("ROLLBACK")
+            with suppress(sqlite3.Error):  # a failing disk rolls back when it is opened again
+                connection.execute("ROLLBACK")
 
 
 def read_rows(path: Path) -> tuple[str, list[Row]]:
@@ -120,8 +133,18 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 def _read(uri: str) -> tuple[str, list[Row]]:
     with closing(sqlite3.connect(uri, uri=True)) as connection:
-        verdict = connection.execute("PRAGMA integrity_check").fetchone()[0]
-        return verdict, rows_after(connection)
+        return _integrity(connection), rows_after(connection)
+
+
+def _integrity(connection: sqlite3.Connection) -> str:
+    return connection.execute("PRAGMA integrity_check").fetchone()[0]
+
+
+def _raise_if_the_disk_failed(error: sqlite3.Error, path: Path | str) -> None:
+    """A full or failing disk is no damage: say it as every other write does."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where in SQLite
+    if code in _DISK:
+        raise OSError(_DISK[code], os.strerror(_DISK[code]), str(path)) from error
 
 
 def _refuse_if_in_use(path: Path) -> None:
@@ -140,9 +163,16 @@ def _refuse_if_in_use(path: Path) -> None:
                 raise
 
 
-def _link(head: str, payload: bytes) -> str:
+def link(head: str, payload: bytes) -> str:
+    """The digest of a payload and all before it."""
     return hashlib.sha256(head.encode() + b"\n" + payload).hexdigest()
 
+
+_DISK = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+}
 
 # FULL waits for the disk at each commit.
 _SCHEMA = """

@@ -16,7 +16,7 @@ import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.privacy import chain
-from dpfedls.privacy.account import Entry, read_account
+from dpfedls.privacy.account import Entry, Payment, read_account
 from dpfedls.privacy.accountants import epsilon, rounds_for
 from dpfedls.privacy.curve import epsilon_by_round
 from dpfedls.privacy.event import RoundEvent
@@ -29,7 +29,6 @@ class Ledger(Protocol):
 
     def spend(self, event: RoundEvent, round_: int, nonce: str) -> None:
         """Pay for one release, or raise BudgetExhausted and leave no trace."""
-        ...
 
     def check(self, event: RoundEvent) -> None:
         """Raise BudgetExhausted if another such round is not covered; pay nothing."""
@@ -44,17 +43,17 @@ class MemoryLedger:
     """A ledger that lasts as long as the process: for simulations that leave no files."""
 
     def __init__(self, plan: PrivacyPlan, budget: float | None = None) -> None:
-        self.plan, self.budget = plan, budget
-        self.entries: dict[Entry, None] = {}  # an ordered set
+        self.plan, self.budget, self.log = plan, budget, ""  # the digest of the run's log so far
+        self.entries: dict[Entry, str] = {}  # and the log that each saw when it was paid
         self._affordable = _affordable(plan, budget)
 
     def spend(self, event: RoundEvent, round_: int, nonce: str) -> None:
         entry = Entry(round_, event, nonce)
-        if entry in self.entries:  # the same noise on the same sum: nothing new is learned
-            return
-        self.check(event)
-        self._record(entry)
-        self.entries[entry] = None
+        if entry not in self.entries:  # else the same noise on the same sum: nothing is learned
+            self.check(event)
+        if self.entries.get(entry) != self.log:
+            self._record(entry)
+        self.entries[entry] = self.log
 
     def epsilon(self) -> float:
         """What has been spent so far, for people to watch: rounded up where T is large."""
@@ -91,7 +90,7 @@ class SqliteLedger(MemoryLedger):
     ) -> None:
         """``recipe`` is a digest of all that the run depends on beside its plan."""
         super().__init__(plan, budget)
-        self.path, self.heads = path, [""]
+        self.path, self.heads, self.payments = path, [""], []
         opening = {"format": 1, "plan": plan, "budget": budget, "recipe": recipe}
         self._connection = chain.open_to_write(path, wait=0.2, alone=True)
         try:
@@ -124,11 +123,12 @@ class SqliteLedger(MemoryLedger):
                 f"{self.path} was opened for another plan, budget or recipe; a promise is not "
                 "edited: start a new run in another folder"
             )
-        self.entries, self.heads = dict.fromkeys(found.entries), found.heads
+        self.heads, self.payments = found.heads, found.payments
+        self.entries = {payment.entry: payment.log for payment in found.payments}
         return str(found.opening.get("run", ""))
 
     def _record(self, entry: Entry) -> None:
-        self._append(msgspec.json.encode(entry))
+        self._append(msgspec.json.encode(Payment(entry.round, entry.event, entry.nonce, self.log)))
 
     def _append(self, payload: bytes) -> None:
         with chain.transaction(self._connection):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +13,14 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from dpfedls.errors import InputError
+from dpfedls.privacy.bounded import TENSORS, read_bounded
+from dpfedls.privacy.durable import write_whole
 
 FILE = Path("checkpoint") / "state.safetensors"
 
 
 class Checkpoint(NamedTuple):
-    """A server state and the ledger's head when it was reached."""
+    """A server state, and the heads of the ledger and of the log when it was reached."""
 
     round: int
     params: np.ndarray
@@ -27,6 +28,7 @@ class Checkpoint(NamedTuple):
     clip_norm: float
     memory: dict[str, np.ndarray]
     ledger_head: str
+    log_head: str = ""  # nothing is known of the log where it is empty
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint of a run folder; a crash leaves the old one or the new one."""
@@ -35,7 +37,7 @@ class Checkpoint(NamedTuple):
     def _bytes(self) -> bytes:
         tensors = {"params": self.params, "average": self.average}
         tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
-        public = f"{self.round} {self.ledger_head} {self.clip_norm!r}"
+        public = f"{self.round} {self.ledger_head} {self.clip_norm!r} {self.log_head}".rstrip()
         seal = hashlib.sha256(public.encode())
         for name in sorted(tensors):
             seal.update(f"\n{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
@@ -47,14 +49,14 @@ class Checkpoint(NamedTuple):
     def load(cls, folder: Path) -> Checkpoint:
         """Read a run folder's checkpoint; refuse it if a single byte is not as it was written."""
         path = folder / FILE
-        raw = path.read_bytes()
+        raw = read_bounded(path, TENSORS)
         try:
             tensors = load_tensors(raw)
-            round_, head, norm, _ = _metadata(raw).split(" ")
+            round_, head, norm, *log_head, _ = _metadata(raw).split(" ")
             params, average = tensors.pop("params"), tensors.pop("average")
             memory = {name.removeprefix("memory."): tensor for name, tensor in tensors.items()}
-            found = cls(int(round_), params, average, float(norm), memory, head)
-        except (SafetensorError, KeyError, ValueError) as error:
+            found = cls(int(round_), params, average, float(norm), memory, head, *log_head)
+        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise InputError(_DAMAGED.format(path=path)) from error
         if found._bytes() != raw:
             raise InputError(_DAMAGED.format(path=path))
@@ -71,14 +73,3 @@ def _metadata(raw: bytes) -> str:
     """safetensors' NumPy reader drops metadata; the header is 8 bytes of length, then JSON."""
     length = int.from_bytes(raw[:8], "little")
     return json.loads(raw[8 : 8 + length])["__metadata__"]["state"]
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file in one step, on disk before the old one is gone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpfedls.runs.checkpoint import write_whole
+from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.record import last_metrics
 from dpfedls.runs.report import charts, html_table, page, shown

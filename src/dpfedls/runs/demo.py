@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from dpfedls.privacy.durable import write_whole
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import charts, html_table, page
 from dpfedls.runs.simulate import start

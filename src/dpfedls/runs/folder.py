@@ -14,15 +14,19 @@ from torch import nn
 
 from dpfedls.errors import InputError
 from dpfedls.parameters import Layout
+from dpfedls.privacy import bounded
+from dpfedls.privacy.durable import append, is_temporary, make_folder, write_whole
 from dpfedls.privacy.ledger import Ledger, SqliteLedger
 from dpfedls.privacy.population import JointLedger, Population, population_path
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.checkpoint import FILE, Checkpoint, write_whole
+from dpfedls.runs.checkpoint import FILE, Checkpoint
+from dpfedls.runs.evidence import require_ledger, require_paid
+from dpfedls.runs.log import next_head
 from dpfedls.runs.model_file import model_metadata
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
-from dpfedls.runs.seal import file_digest, seal
+from dpfedls.runs.seal import seal
 from dpfedls.server import ServerState
 
 log = logging.getLogger("dpfedls")
@@ -34,16 +38,19 @@ class RunFolder:
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.folder, self.recipe = folder, open_folder(folder, recipe)
-        ledger = folder / "ledger.sqlite"
-        if (folder / FILE).is_file() and not ledger.is_file():
-            raise InputError(
-                f"{ledger} is missing although rounds were released; what was spent cannot be "
-                "known without it: restore it from a backup, or start a new run"
-            )
-        digest = file_digest(folder / "recipe.toml")
+        require_ledger(folder)
+        digest = bounded.file_digest(folder / "recipe.toml")
         shared = recipe.population is not None  # then the budget is the population's
         budget = None if shared else recipe.budget
-        self.ledger = SqliteLedger(ledger, recipe.plan, budget, digest)
+        self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
+        try:
+            self._found = Checkpoint.load(folder) if (folder / FILE).is_file() else None
+            self._rounds = read_rounds(folder)
+            self._heads = require_paid(folder, self.ledger, self.account, self._found, self._rounds)
+            _remove_temporary(folder)  # nobody else is at work here: the ledger is ours
+        except BaseException:
+            self.ledger.close()
+            raise
 
     @property
     def account(self) -> Ledger:
@@ -57,8 +64,7 @@ class RunFolder:
 
     def last_state(self, start: ServerState) -> ServerState:
         """The state of the checkpoint, or ``start`` where no round was released yet."""
-        found = self._checkpoint()
-        state = start
+        found, state = self._found, start
         if found is not None:
             if len(found.params) != len(start.params) or found.memory.keys() != start.memory.keys():
                 raise InputError(
@@ -75,9 +81,9 @@ class RunFolder:
 
     def trimmed(self, last: int) -> list[RoundRecord]:
         """The log up to round ``last``; what a crash left behind it will be run again."""
-        rounds = [line for line in read_rounds(self.folder) if line.round <= last]
-        lines = b"".join(msgspec.json.encode(line) + b"\n" for line in rounds)
-        write_whole(self.folder / "rounds.jsonl", lines)
+        rounds = self._rounds[:last]
+        write_whole(self.folder / "rounds.jsonl", b"".join(map(_encoded, rounds)))
+        self.ledger.log = self._heads[last]
         return rounds
 
     def note(self, facts: dict[str, Any]) -> None:
@@ -87,13 +93,16 @@ class RunFolder:
         )
 
     def record(self, line: RoundRecord, state: ServerState) -> None:
-        """Write a released round: the log's line first, then the checkpoint it is found by."""
-        with (self.folder / "rounds.jsonl").open("ab") as lines:
-            lines.write(msgspec.json.encode(line) + b"\n")
+        """Write a released round: the log's line first, then the checkpoint it is found by.
+
+        Each is on disk before the next is begun, so a power cut leaves no checkpoint without line.
+        """
+        append(self.folder / "rounds.jsonl", _encoded(line))
+        self.ledger.log = next_head(self.ledger.log, _encoded(line))
         params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
         memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
-        head = self.ledger.head
-        Checkpoint(state.round, params, average, state.clip_norm, memory, head).save(self.folder)
+        heads = (self.ledger.head, self.ledger.log)
+        Checkpoint(state.round, params, average, state.clip_norm, memory, *heads).save(self.folder)
 
     def seal(self, model: nn.Module, rounds: list[RoundRecord], facts: dict[str, Any]) -> None:
         """Close the ledger; write model, statement and report."""
@@ -104,19 +113,6 @@ class RunFolder:
         write_whole(folder / "model.safetensors", save_model(tensors, described))
         write_report(folder, recipe, rounds, facts)
         seal(folder, facts)  # last: it holds a digest of everything else, the report included
-
-    def _checkpoint(self) -> Checkpoint | None:
-        if not (self.folder / FILE).is_file():
-            return None
-        found = Checkpoint.load(self.folder)
-        paid = {entry.round for entry in self.ledger.entries}
-        if found.ledger_head not in self.ledger.heads or not paid >= set(range(found.round)):
-            raise InputError(
-                f"{self.folder}: the checkpoint holds {found.round} rounds that this ledger does "
-                "not know; going on would release what was never paid for: restore the ledger "
-                "that belongs to it, with its -wal file, from a backup"
-            )
-        return found
 
     def _say_what_was_lost(self, round_: int) -> None:
         """A crash between paying and checkpointing loses a release; nobody should have to guess."""
@@ -133,7 +129,7 @@ class RunFolder:
 def open_folder(folder: Path, recipe: Recipe) -> Recipe:
     """The resolved recipe of a new folder, or of one that holds a run of the very same recipe."""
     if is_free(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
     elif read_recipe(folder) != recipe:
         raise InputError(
@@ -144,12 +140,12 @@ def open_folder(folder: Path, recipe: Recipe) -> Recipe:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a run may begin there: absent, or an empty folder."""
+    """Whether a run may begin there: absent, or a folder with nothing but what a crash left."""
     if not folder.exists():
         return True
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, not a folder; nothing was touched: choose another")
-    return not any(folder.iterdir())
+    return all(map(is_temporary, folder.iterdir()))
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -170,14 +166,25 @@ def read_rounds(folder: Path) -> list[RoundRecord]:
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     """The lines of a log, none if it is absent; a last one that a crash cut short is left out."""
-    lines = path.read_bytes().splitlines() if path.is_file() else []
+    raw = bounded.read_bounded(path, bounded.LOG) if path.is_file() else b""
+    lines = raw.splitlines()
     found = []
     for number, line in enumerate(lines, start=1):
         try:
             found.append(msgspec.json.decode(line, type=kind))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             if number < len(lines):
                 raise InputError(
                     f"{path}, line {number} cannot be read ({error}); restore it from a backup"
                 ) from error
     return found
+
+
+def _encoded(line: RoundRecord) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _remove_temporary(folder: Path) -> None:
+    for place in (folder, (folder / FILE).parent):
+        for path in filter(is_temporary, place.glob(".*")):
+            path.unlink(missing_ok=True)

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as load_tensors
 from torch import nn
 
 from dpfedls.errors import InputError
+from dpfedls.privacy.bounded import TENSORS, read_bounded
+from dpfedls.runs.verify import read_statement
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """A copy of ``model`` with the weights that the run of a folder ended with."""
-    path = Path(folder) / "model.safetensors"
+    folder = Path(folder)
+    path = folder / "model.safetensors"
     if not path.is_file():
         raise InputError(
             f"{path} is not there: the run is not finished, or this is no run folder; finish it "
             f"with the call that started it, or: dpfedls resume {folder}"
         )
+    raw = read_bounded(path, TENSORS)
+    files = read_statement(folder).get("files")
+    if not isinstance(files, dict) or files.get(path.name) != hashlib.sha256(raw).hexdigest():
+        raise InputError(
+            f"{path} is not the file that privacy.json was made from, so nobody knows what these "
+            f"weights cost; write it again from the checkpoint: dpfedls resume {folder}"
+        )
     try:
-        tensors = load_file(path)
+        tensors = load_tensors(raw)
     except SafetensorError as error:
         raise InputError(f"{path} is damaged ({error}); restore it from a backup") from error
     loaded = copy.deepcopy(model)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 
 from dpfedls.errors import InputError
+from dpfedls.privacy.bounded import TENSORS, read_bounded
 
 
 def model_metadata(mode: str, trained: Sequence[str]) -> dict[str, str]:
@@ -23,13 +24,13 @@ def model_metadata(mode: str, trained: Sequence[str]) -> dict[str, str]:
 
 def trained_vector(path: Path) -> np.ndarray:
     """The trained tensors of a model file as one flat vector."""
-    raw = path.read_bytes()
+    raw = read_bounded(path, TENSORS)
     try:
         tensors = load_tensors(raw)
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         names = json.loads(header["__metadata__"]["dpfedls"])["trained"]
         return np.concatenate([tensors[name].reshape(-1) for name in names])
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path.name} is not a model that dpfedls wrote ({error}); write it again from the "
             f"checkpoint: dpfedls resume {path.parent}"

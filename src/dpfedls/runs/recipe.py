@@ -32,6 +32,7 @@ from dpfedls.errors import (
     unknown,
 )
 from dpfedls.local_sgd import LocalSGD
+from dpfedls.privacy.bounded import SETTINGS, read_bounded
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.explain import explain
@@ -199,7 +200,7 @@ def table(source: str) -> dict[str, Any]:
         )
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{source} is not valid TOML: {error}; mend that line") from error
 
 
@@ -273,7 +274,7 @@ def _folder() -> Any:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bounded(path, SETTINGS).decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
 
@@ -286,6 +287,8 @@ def _override(values: dict[str, Any], setting: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word is a string
+    except RecursionError as error:
+        raise InputError(f"setting {key!r} is nested too deeply; nothing needs that") from error
     *parents, last = key.split(".")
     for parent in parents:
         values = values.setdefault(parent, {})

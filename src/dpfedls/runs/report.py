@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from dpfedls.privacy.durable import write_whole
 from dpfedls.privacy.wording import text
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.chart import line_chart
-from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 

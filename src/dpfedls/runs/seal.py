@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpfedls.runs.checkpoint import FILE, write_whole
+from dpfedls.privacy.bounded import file_digest
+from dpfedls.privacy.durable import write_whole
+from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.jsonable import plain
 
 STATEMENT = "privacy.json"
@@ -32,11 +34,6 @@ def seal(folder: Path, facts: dict[str, Any]) -> None:
     values = plain(facts) | {"files": files}
     files[STATEMENT] = content_digest(values)
     write_whole(folder / STATEMENT, json.dumps(values, indent=2).encode())
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def content_digest(values: dict[str, Any]) -> str:

@@ -9,11 +9,12 @@ import json
 import math
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from dpfedls.errors import InputError
+from dpfedls.privacy import bounded
 from dpfedls.privacy.account import Account, read_ledger
 from dpfedls.privacy.ledger import spent_epsilon
 from dpfedls.privacy.observers import Nodes
@@ -23,8 +24,9 @@ from dpfedls.privacy.statement import statement
 from dpfedls.privacy.wording import left_without_noise
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.jsonable import plain
+from dpfedls.runs.log import altered_line, log_heads
 from dpfedls.runs.model_file import trained_vector
-from dpfedls.runs.seal import SEALED, STATEMENT, content_digest, file_digest
+from dpfedls.runs.seal import SEALED, STATEMENT, content_digest
 
 
 class Check(NamedTuple):
@@ -51,7 +53,7 @@ def verify(folder: Path) -> dict[str, Any]:
         Check("the ledger was opened for this recipe", _opening_problems(folder, account, plan)),
         Check(f"the noise was drawn as {mode} draws it", _noise_problems(account, mode)),
         Check("every round in the checkpoint was paid for", damage),
-        Check("every round in the log was paid for", _log_problems(folder, account)),
+        Check("every round in the log was paid for", _log_problems(folder, account, state)),
     ]
     shared, unseen = _population(folder)
     if shared is not None:
@@ -78,15 +80,16 @@ def read_promise(folder: Path) -> tuple[PrivacyPlan, str, Nodes | None]:
     """Plan, mode and nodes of a run folder, without loading the parts that train."""
     path = folder / "recipe.toml"
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(bounded.read_bounded(path, bounded.SETTINGS).decode())
         nodes = msgspec.convert(values.get("nodes"), Nodes | None)
-        return msgspec.convert(values["plan"], PrivacyPlan), str(values["mode"]), nodes
+        mode = msgspec.convert(values["mode"], Literal["simulation", "deployed"])
+        return msgspec.convert(values["plan"], PrivacyPlan), mode, nodes
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"{folder} is not a run folder: it has no recipe.toml; give the folder that "
             "dpfedls run printed"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} does not hold a readable plan ({error}); restore it from a backup"
         ) from error
@@ -95,10 +98,9 @@ def read_promise(folder: Path) -> tuple[PrivacyPlan, str, Nodes | None]:
 def read_statement(folder: Path) -> dict[str, Any]:
     """The privacy statement of a run folder."""
     try:
-        return msgspec.convert(
-            json.loads((folder / STATEMENT).read_text(encoding="utf-8")), dict[str, Any]
-        )
-    except (OSError, ValueError) as error:
+        raw = bounded.read_bounded(folder / STATEMENT, bounded.STATEMENT)
+        return msgspec.convert(json.loads(raw), dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"{folder} has no readable privacy.json ({error}); finish the run with: "
             f"dpfedls resume {folder}"
@@ -142,7 +144,7 @@ def _population(folder: Path) -> tuple[Path | None, list[str]]:
 
 def _opening_problems(folder: Path, account: Account, plan: PrivacyPlan) -> list[str]:
     problems = []
-    if account.opening.get("recipe") != file_digest(folder / "recipe.toml"):
+    if account.opening.get("recipe") != bounded.file_digest(folder / "recipe.toml"):
         problems.append("recipe.toml is not the recipe that the ledger was opened for")
     if any(entry.event != plan.round_event for entry in account.entries):
         problems.append("the ledger holds rounds that the plan does not describe")
@@ -175,12 +177,15 @@ def _checkpoint(folder: Path, account: Account) -> tuple[Checkpoint | None, list
     return state, problems
 
 
-def _log_problems(folder: Path, account: Account) -> list[str]:
+def _log_problems(folder: Path, account: Account, state: Checkpoint | None) -> list[str]:
     path = folder / "rounds.jsonl"
-    lines = path.read_bytes().splitlines() if path.is_file() else []
     try:
-        rounds = [json.loads(line)["round"] for line in lines]
-    except (ValueError, KeyError, TypeError):
+        raw = bounded.read_bounded(path, bounded.LOG) if path.is_file() else b""
+        lines = raw.splitlines()
+        rounds, heads = [json.loads(line)["round"] for line in lines], log_heads(lines)
+    except InputError as error:
+        return [str(error)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ["rounds.jsonl has a line that cannot be read"]
     if rounds != list(range(1, len(rounds) + 1)):
         return ["rounds.jsonl does not list the rounds one after another"]
@@ -188,6 +193,11 @@ def _log_problems(folder: Path, account: Account) -> list[str]:
         return [
             f"rounds.jsonl lists {len(rounds)} rounds, but {len(account.entries)} were paid for"
         ]
+    line = altered_line(heads, account.payments)
+    if line is None and state is not None and state.log_head not in ("", *heads[state.round :][:1]):
+        line = state.round
+    if line is not None:
+        return [f"rounds.jsonl was altered: up to line {line} it is not what was paid for"]
     return []
 
 
@@ -236,9 +246,16 @@ def _file_problems(folder: Path, stated: dict[str, Any]) -> list[str]:
             problems.append(f"{name} is not among the files that {STATEMENT} was made from")
         elif not there and name in sealed:
             problems.append(f"{name} is missing")
-        elif there and file_digest(folder / name) != sealed[name]:
+        elif there and not _is_file(folder / name, sealed[name]):
             problems.append(f"{name} is not the file that {STATEMENT} was made from")
     return problems
+
+
+def _is_file(path: Path, digest: str) -> bool:
+    try:
+        return bounded.file_digest(path) == digest
+    except InputError:  # larger than any file of ours
+        return False
 
 
 def _model_problems(folder: Path, state: Checkpoint | None) -> list[str]:

@@ -1,7 +1,9 @@
-"""Damaged data files, said in one line."""
+"""Damaged data files, said in one line, and never unpacked beyond what the real ones hold."""
 
 from __future__ import annotations
 
+import gzip
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,3 +24,27 @@ def reading(path: Path) -> Iterator[None]:
             f"{path} is damaged or cut short ({why}); people's samples would be missing: remove "
             "it and fetch it again"
         ) from error
+
+
+def gunzip(path: Path, most: int) -> bytes:
+    """What a .gz file holds; two megabytes can unpack to gigabytes, so at most ``most`` bytes."""
+    with reading(path), gzip.open(path) as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise InputError(_too_large(path, most))
+    return found
+
+
+def require_unpacked(path: Path, most: int) -> None:
+    """Refuse an .npz file whose arrays take more than ``most`` bytes together."""
+    with reading(path), zipfile.ZipFile(path) as file:
+        total = sum(part.file_size for part in file.infolist())
+    if total > most:
+        raise InputError(_too_large(path, most))
+
+
+def _too_large(path: Path, most: int) -> str:
+    return (
+        f"{path} unpacks to more than {most} bytes, which the real file does not, and could take "
+        "all memory: remove it and fetch it again"
+    )

@@ -9,7 +9,6 @@ are divided as they are by nature: what a role says is its own.
 from __future__ import annotations
 
 import functools
-import gzip
 import itertools
 import re
 from collections import defaultdict
@@ -24,7 +23,7 @@ from dpfedls.people.clients import ClientData
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.files import data_file
 from dpfedls.tasks.models import character_lstm
-from dpfedls.tasks.reading import reading
+from dpfedls.tasks.reading import gunzip, reading
 from dpfedls.tasks.task import Task
 
 WINDOW = 80
@@ -63,12 +62,15 @@ def make(num_clients: int, streams: SeededStreams) -> Task:
     )
 
 
+_UNPACKED = 2**26  # bytes: several times the text
+
+
 @functools.cache
 def _read() -> tuple[Tensor, int, np.ndarray]:
     """The text as small numbers, how many characters there are, each role's begin and end."""
     path = data_file("shakespeare", "t8.shakespeare.txt.gz")
-    with reading(path), gzip.open(path, "rt") as file:
-        said = speeches(file.read())
+    with reading(path):
+        said = speeches(gunzip(path, _UNPACKED).decode())
     said = {name: s for name, s in said.items() if 0.7 * (len(s) - WINDOW) >= LEAST_TRAINED}
     letters = sorted(set("".join(said.values())))
     code = {letter: k for k, letter in enumerate(letters)}

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from dpfedls.errors import InputError
 from dpfedls.tasks.files import Arrays, cache_folder, data_file, data_folder, once
+from dpfedls.tasks.reading import require_unpacked
 
 SIDE, _IN_A_ROW = 32, 80
+_LABELS = 2**26  # bytes: several times the labels of all parts
 
 # Of the pixels of all sheets as one array (n, 32, 32, 3): decoders and files are both held to it.
 PIXELS = {
@@ -106,9 +108,10 @@ def _from_sheets(part: str, sheets: tuple[Path, ...], labels: Path) -> tuple[Ten
 
 def _digits(labels: Path) -> np.ndarray:
     try:
+        require_unpacked(labels, _LABELS)
         with np.load(labels) as file:
             return file["y"]
-    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile, MemoryError) as error:
         raise InputError(
             f"{labels} cannot be read ({type(error).__name__}), and without labels images are of "
             "no use: copy the file anew"
@@ -127,7 +130,7 @@ def _decode(sheet: Path) -> np.ndarray:
     try:
         with Image.open(sheet) as picture:
             pixels = np.asarray(picture.convert("RGB"))
-    except OSError as error:  # Pillow's own errors are of this kind
+    except Exception as error:  # a picture of too many pixels is no OSError to Pillow
         raise InputError(f"{sheet} cannot be decoded ({error}); copy the file anew") from error
     if pixels.shape[0] % SIDE or pixels.shape[1] != _IN_A_ROW * SIDE:
         raise InputError(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfedls.errors import InputError
-from dpfedls.theory.convergence import Condition, require_finite
+from dpfedls.theory.convergence import Condition, require_count, require_finite
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -53,8 +53,11 @@ def settle(
     sums over integer orders while α is fractional: ``dpfedls.privacy`` confirms noise by PLD.
     """
     _check(epsilon, delta, lambda_, rounds, noise_multiplier)
+    require_finite("lipschitz", lipschitz, "it bounds gradients")
+    for name, count in (("clients", clients), ("cohort", cohort)):
+        require_count(name, count)
     grid = LAMBDAS if lambda_ is None else np.array([lambda_])
-    rate, log_delta = cohort / clients, math.log(1 / delta)
+    rate, log_delta = cohort / clients, -math.log(delta)
     # Eq. (4) squared is linear in T: ν₁² = T · cost.
     cost = 14 * rate**2 / (grid * epsilon**2) * (log_delta / (1 - grid) + epsilon)
     if rounds is not None:
@@ -117,11 +120,13 @@ def _check(
     require_finite("epsilon", epsilon, "it is the privacy budget")
     if noise_multiplier is not None:
         require_finite("noise_multiplier", noise_multiplier, "without noise there is no privacy")
-    if rounds is not None and rounds < 1:
-        raise InputError(f"rounds must be >= 1, got {rounds}; it is a count")
+    if rounds is not None:
+        require_count("rounds", rounds)
     for name, value in (("delta", delta), ("lambda", 0.5 if lambda_ is None else lambda_)):
         if not 0 < value < 1:
             raise InputError(f"{name} must be in (0, 1), got {value:g}; Theorem 1 asks for it")
+    if lambda_ is not None and not 1e-9 <= lambda_ <= 1 - 1e-9:
+        raise InputError(f"lambda = {lambda_!r} is so near 0 or 1 that the noise overflows")
     if rounds is not None and noise_multiplier is not None:
         raise InputError(
             "epsilon, rounds and noise_multiplier are one too many: Theorem 1 ties the third to "

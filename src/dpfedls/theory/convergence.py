@@ -12,16 +12,38 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from dpfedls.errors import InputError, require_not_negative, require_positive
+from dpfedls import errors
+from dpfedls.errors import InputError, require_positive
 from dpfedls.theory.ring import effective_dimension, smallest_eigenvalue
 
 Case: TypeAlias = Literal["strongly-convex", "convex", "non-convex"]
 
 
+_LARGEST = 1e30  # of constants: products of several of them must stay numbers
+_MOST = 10**15  # of counts
+
+
 def require_finite(name: str, value: float, why: str) -> None:
-    """Refuse all but positive finite numbers."""
+    """Refuse all but positive numbers with which the bounds can be computed."""
     require_positive(name, value, why)
-    require_not_negative(name, value, why)
+    errors.require_not_negative(name, value, why)  # and finite
+    if not 1 / _LARGEST <= value <= _LARGEST:
+        raise InputError(
+            f"{name} must be in [{1 / _LARGEST:g}, {_LARGEST:g}], got {value:g}; {why}, and beyond "
+            "that they overflow"
+        )
+
+
+def require_not_negative(name: str, value: float, why: str) -> None:
+    """The same, but zero is allowed, and what is nearly zero."""
+    errors.require_not_negative(name, value, why)
+    require_finite(name, max(value, 1.0), why)
+
+
+def require_count(name: str, value: int) -> None:
+    """Refuse what is no count of anything."""
+    if not 1 <= value <= _MOST:
+        raise InputError(f"{name} must be >= 1 and at most {_MOST}, got {value}; it is a count")
 
 
 class Condition(NamedTuple):
@@ -54,8 +76,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("dim", "clients", "cohort", "local_steps", "rounds"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be >= 1, got {getattr(self, name)}; it is a count")
+            require_count(name, getattr(self, name))
         for name in ("server_rate", "smoothness", "lipschitz", "distance", "initial_gap"):
             require_finite(name, getattr(self, name), "the bounds divide by it or vanish")
         for name in ("strength", "noise_multiplier", "gradient_variance", "heterogeneity_g"):
@@ -65,12 +86,12 @@ class Problem:
                 f"cohort must be <= clients, got {self.cohort} of {self.clients}; "
                 "clients are drawn without replacement"
             )
-        if not 1 <= self.heterogeneity_b < math.inf:
+        if not 1 <= self.heterogeneity_b <= _LARGEST:
             raise InputError(
-                f"heterogeneity_b must be a number >= 1, got {self.heterogeneity_b:g}; "
+                f"heterogeneity_b must be in [1, {_LARGEST:g}], got {self.heterogeneity_b:g}; "
                 "an average of squares is at least the square of the average (Assumption 1)"
             )
-        if not 0 < self.strong_convexity <= self.smoothness:
+        if not 1 / _LARGEST <= self.strong_convexity <= self.smoothness:
             raise InputError(
                 f"strong_convexity must be in (0, smoothness = {self.smoothness:g}], got "
                 f"{self.strong_convexity:g}; for μ = 0 use the convex case"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dpfedls.errors import require_positive
-from dpfedls.theory.convergence import Case, Problem
+from dpfedls.theory.convergence import Case, Problem, require_finite
 
 
 def utility(problem: Problem, case: Case, *, epsilon: float, delta: float) -> float:
@@ -25,7 +24,7 @@ def utility(problem: Problem, case: Case, *, epsilon: float, delta: float) -> fl
 
 def communication(problem: Problem, case: Case, accuracy: float) -> dict[str, float]:
     """The rounds of Corollary 1 for a gap ``accuracy``, term by term, up to constants and logs."""
-    require_positive("accuracy", accuracy, "it is the optimality gap to reach")
+    require_finite("accuracy", accuracy, "it is the optimality gap to reach")
     p = problem
     g, stiffness = p.heterogeneity_g, (1 + 4 * p.strength) * p.heterogeneity_b**2
     per_gap = {

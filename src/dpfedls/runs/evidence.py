@@ -1,0 +1,114 @@
+"""Before a run goes on: nothing in its folder may show more than its ledger has paid for.
+
+A ledger that was removed, emptied or put back to an earlier day would let the same privacy be
+spent twice. Whatever was written after a payment is evidence of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.privacy.bounded import LOG, require_size
+from dpfedls.privacy.ledger import Ledger, SqliteLedger
+from dpfedls.runs.checkpoint import Checkpoint
+from dpfedls.runs.log import altered_line, log_heads
+from dpfedls.runs.record import RoundRecord
+from dpfedls.runs.seal import SEALED, STATEMENT
+from dpfedls.runs.verify import read_statement
+
+_AT_THE_END = ("model.safetensors", "report.html", STATEMENT)  # written once no round is left
+_RESTORE = "restore the ledger that belongs to it, with its -wal file, from a backup"
+
+
+def require_ledger(folder: Path) -> None:
+    """Refuse a folder with anything of a run in it but no ledger, or an empty file in its place."""
+    ledger = folder / "ledger.sqlite"
+    require_size(ledger, LOG)
+    names = [name for name in (STATEMENT, *SEALED) if name not in ("recipe.toml", ledger.name)]
+    shown = [name for name in names if (folder / name).is_file()]
+    if shown and not (ledger.is_file() and ledger.stat().st_size):
+        raise InputError(
+            f"{ledger} is missing or empty although the run has begun ({shown[0]} is there); what "
+            "was spent cannot be known without it: restore it from a backup, or start a new run in "
+            "another folder"
+        )
+
+
+def require_paid(
+    folder: Path,
+    ledger: SqliteLedger,
+    account: Ledger,
+    found: Checkpoint | None,
+    rounds: Sequence[RoundRecord],
+) -> list[str]:
+    """Refuse whatever shows a round that was not paid for; the heads of the log."""
+    paid = {entry.round for entry in ledger.entries}
+    known = found is None or found.ledger_head in ledger.heads
+    if found is not None and not (known and paid >= set(range(found.round))):
+        raise InputError(
+            f"{folder}: the checkpoint holds {found.round} rounds that this ledger does not know; "
+            f"going on would release what was never paid for: {_RESTORE}"
+        )
+    if [line.round for line in rounds] != list(range(1, len(rounds) + 1)):
+        raise InputError(
+            f"{folder}/rounds.jsonl does not list the rounds one after another; the record of what "
+            "was released would have gaps: restore it from a backup"
+        )
+    if not paid >= set(range(len(rounds))):
+        raise InputError(
+            f"{folder}/rounds.jsonl lists {len(rounds)} rounds, but this ledger paid for "
+            f"{len(paid)}; going on would spend the same privacy twice: {_RESTORE}"
+        )
+    heads = log_heads(map(msgspec.json.encode, rounds))
+    line = altered_line(heads, ledger.payments) or _altered_since(found, heads)
+    if line is not None:
+        raise InputError(
+            f"{folder}/rounds.jsonl is not the log that the ledger and the checkpoint know: a line "
+            f"up to {line} was altered or removed, and a report would show it: restore the file "
+            "from a backup"
+        )
+    _require_finished(folder, ledger, account, paid)
+    return heads
+
+
+def _altered_since(found: Checkpoint | None, heads: list[str]) -> int | None:
+    if found is None or not found.log_head:
+        return None
+    return None if heads[found.round : found.round + 1] == [found.log_head] else found.round
+
+
+def _require_finished(
+    folder: Path, ledger: SqliteLedger, account: Ledger, paid: Iterable[int]
+) -> None:
+    """What is written at the end of a run must not stand beside a ledger that has rounds left."""
+    there = [name for name in _AT_THE_END if (folder / name).is_file()]
+    if not there:
+        return
+    if set(paid) < set(range(ledger.plan.rounds)):
+        try:
+            account.check(ledger.plan.round_event)
+        except BudgetExhausted:
+            pass
+        else:
+            raise InputError(
+                f"{folder / there[0]} was written at the end of a run, but this ledger has rounds "
+                f"left to pay for; going on would spend the same privacy twice: {_RESTORE}"
+            )
+    if STATEMENT in there and _stated_head(folder) not in (None, *ledger.heads):
+        raise InputError(
+            f"{folder / STATEMENT} was made from another ledger; going on would spend the same "
+            f"privacy twice: {_RESTORE}"
+        )
+
+
+def _stated_head(folder: Path) -> str | None:
+    """None where the statement cannot be read: it is written again from what can be trusted."""
+    try:
+        head = read_statement(folder).get("ledger_head")
+    except InputError:
+        return None
+    return str(head)
