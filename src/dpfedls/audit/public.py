@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 import sqlite3
 import tempfile
 from contextlib import closing
@@ -86,9 +87,10 @@ def neighbour_problems(one: World, other: World) -> list[str]:
         problems.append("what is logged or printed tells who was there")
     if one.result.engine != other.result.engine:
         problems.append("the engine chosen tells who was there")
-    for name in ("notes.json", "recipe.toml"):
-        if (one.folder / name).read_bytes() != (other.folder / name).read_bytes():
-            problems.append(f"{name} tells who was there")
+    if (one.folder / "recipe.toml").read_bytes() != (other.folder / "recipe.toml").read_bytes():
+        problems.append("recipe.toml tells who was there")
+    if _notes(one.folder) | {"started": ""} != _notes(other.folder) | {"started": ""}:
+        problems.append("notes.json tells who was there")  # but for the day, if midnight passed
     stated, stated_too = (_without_digests(world.folder) for world in (one, other))
     if stated != stated_too:
         problems.append("privacy.json tells who was there")
@@ -181,11 +183,13 @@ def _documents(world: World) -> list[str]:
     problems = [f"verify: {text}" for text in verify(folder)["problems"]]
     if (folder / "recipe.toml").read_bytes() != recipes.encode(recipe).encode():
         problems.append("recipe.toml is not the recipe that ran")
-    if json.loads((folder / "notes.json").read_bytes()).keys() != {"engine", "model", "own_code"}:
-        problems.append("notes.json holds more, or less, than engine, model and own code")
+    if _notes(folder).keys() != {"engine", "model", "own_code", "started", "made_by"}:
+        problems.append("notes.json holds more, or less, than engine, model, own code and origin")
     with tempfile.TemporaryDirectory(prefix="dpfedls-") as place:
-        write_report(Path(place), recipe, read_rounds(folder), world.result.statement)
-        if (Path(place) / "report.html").read_bytes() != (folder / "report.html").read_bytes():
+        twin = Path(shutil.copytree(folder, Path(place) / folder.name))
+        (twin / "report.html").unlink()
+        write_report(twin, recipe, read_rounds(folder), world.result.statement)
+        if (twin / "report.html").read_bytes() != (folder / "report.html").read_bytes():
             problems.append("report.html does not follow from the log and the statement")
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as connection:
         tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
@@ -206,6 +210,10 @@ def _next_norm(recipe: Any, norm: float, inside: float | None, t: int) -> float:
     share = min(max(inside, 0.0), 1.0)
     moved = norm * math.exp(-(0.2 + 4 * 0.7**t) * (share - clipping.quantile))
     return min(max(moved, 1e-12), 1e12)
+
+
+def _notes(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "notes.json").read_bytes())
 
 
 def _without_digests(folder: Path) -> dict[str, Any]:
