@@ -10,7 +10,7 @@ import click
 import typer
 
 from dpfedls import __version__
-from dpfedls.commands import audit, deploy, privacy, reproduce, theory, training
+from dpfedls.commands import audit, deploy, planner, privacy, reproduce, theory, training
 from dpfedls.errors import BudgetExhausted, InputError, RankLost, Stopped
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ for command in (
     training.run,
     training.resume,
     training.report,
+    planner.planner,
     training.attack,
     training.doctor,
     audit.audit,
