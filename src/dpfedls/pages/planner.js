@@ -86,7 +86,8 @@ function show() {
   const delta = deltaOf(plan);
   for (const [name, control] of Object.entries(CONTROLS)) {
     const value = name === "delta" ? delta : plan[name];
-    $(`${name}-slider`).value = toSlider(control, value);
+    // A rounded value may belong to the step before: the slider in hand is not pushed back.
+    if (document.activeElement !== $(`${name}-slider`)) $(`${name}-slider`).value = toSlider(control, value);
     $(`${name}-slider`).setAttribute("aria-valuetext", number(value));
     if (document.activeElement !== $(name)) $(name).value = name === "delta" ? delta.toExponential(3) : value;
   }
