@@ -28,7 +28,7 @@ test-browser: setup  ## the pages in a real Chromium, which is installed if ther
 
 docs: setup  ## the documentation site, in site/; a broken link is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: setup  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
@@ -44,7 +44,7 @@ results-test-browser: setup  ## the pages in a real Chromium, which is installed
 
 docs: setup  ## the documentation site, in site/; a broken link is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
 	$(BIN)/python -m dpfedls.paper.check docs/results/table2.json
