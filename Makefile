@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check results-check clean
+.PHONY: setup demo test test-browser docs check results-check clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/installed  ## create .venv and install the package with what demo and tests need
@@ -19,12 +19,34 @@ demo: setup  ## DP-Fed against DP-Fed-LS at the same privacy budget, offline, in
 test: setup  ## every test, with the branch coverage of the core
 	$(BIN)/python -m pytest -n 2 --cov --cov-fail-under=95
 
+test-browser: setup  ## the pages in a real Chromium, which is installed if there is none
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	@command -v chromium >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || \
+		$(BIN)/python -m playwright install --with-deps chromium
+	DPFEDLS_BROWSER=1 $(BIN)/python -m pytest tests/browser
+
+docs: setup  ## the documentation site, in site/; a broken link is an error
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 check: setup  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 
-results-check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
+results-test-browser: setup  ## the pages in a real Chromium, which is installed if there is none
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	@command -v chromium >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || \
+		$(BIN)/python -m playwright install --with-deps chromium
+	DPFEDLS_BROWSER=1 $(BIN)/python -m pytest tests/browser
+
+docs: setup  ## the documentation site, in site/; a broken link is an error
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
 	$(BIN)/python -m dpfedls.paper.check docs/results/table2.json
 
 .PHONY: bench

@@ -13,7 +13,7 @@ ROOT = Path(dpfedls.__file__).parent
 
 # From the numbers up to the command line: a part may import its own layer and those above it here.
 LAYERS = [
-    {"errors", "component"},
+    {"errors", "component", "pages"},
     {"sampling", "parameters", "randomness"},
     {"privacy", "theory"},
     {"gaussian", "clipping"},

@@ -183,7 +183,7 @@ def test_runs_are_compared_on_one_page(finished, tmp_path):
     ]
     compare([finished, other], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<polyline") == 4
+    assert page.count("<figure") == 3  # accuracy, loss, ε
     assert "unsmoothed" in page
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from dpfedls.errors import InputError
 from dpfedls.privacy.account import Account, read_ledger
+from dpfedls.privacy.durable import is_temporary
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.model_file import model_metadata
@@ -34,7 +35,7 @@ SEALED = {STATEMENT, "report.html", "model.safetensors"}
 """All that a run folder may hold. Whoever adds to it says here what it is made from."""
 CRASHED = {f"{LEDGER}-wal", f"{LEDGER}-shm"}  # the ledger's own, while it is open or after a crash
 LINE = {"round", "epsilon", "clip_norm", "accuracy", "loss", "metrics"}
-NOTES = {"engine", "model", "own_code"}
+NOTES = {"engine", "model", "own_code", "started", "made_by"}
 OPENING = {"format", "plan", "budget", "recipe", "run"}
 TABLES = {"entries", "sqlite_sequence"}
 _NONCE = 32  # hexadecimal digits: 128 bits
@@ -65,10 +66,13 @@ def recipe_of_run(folder: Path, trust: bool) -> Recipe:
 
 
 def _names(folder: Path, recipe: Recipe, paid: bool, sealed: bool) -> list[str]:
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    found = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if not path.is_dir() and (sealed or not is_temporary(path))  # half-written in a crash
+    }
     allowed = BEGUN | RELEASED | SEALED | (set() if sealed else CRASHED)
     allowed |= {"diagnostics.jsonl"} if recipe.diagnose else set()
-    allowed |= set() if sealed else {f"{name}.part" for name in allowed}  # half-written in a crash
     needed = BEGUN | (RELEASED | SEALED if sealed else set())
     if sealed and not paid:
         needed -= {str(FILE)}
@@ -86,7 +90,7 @@ def _keys(folder: Path, recipe: Recipe) -> list[str]:
     ]
     notes = folder / "notes.json"
     if notes.is_file() and json.loads(notes.read_bytes()).keys() != NOTES:
-        problems.append("notes.json holds more, or less, than engine, model and own code")
+        problems.append("notes.json holds more, or less, than engine, model, own code and origin")
     model = folder / "model.safetensors"
     if model.is_file():
         raw = model.read_bytes()
@@ -120,8 +124,10 @@ def _made_again(folder: Path, recipe: Recipe) -> list[str]:
     stated = json.loads((folder / STATEMENT).read_bytes())
     facts = {key: value for key, value in stated.items() if key != "files"}
     with tempfile.TemporaryDirectory(prefix="dpfedls-") as place:
-        write_report(Path(place), recipe, read_rounds(folder), facts)
-        again = (Path(place) / "report.html").read_bytes()
+        twin = Path(shutil.copytree(folder, Path(place) / folder.name))
+        (twin / "report.html").unlink(missing_ok=True)
+        write_report(twin, recipe, read_rounds(folder), facts)
+        again = (twin / "report.html").read_bytes()
     report = folder / "report.html"
     if report.is_file() and report.read_bytes() != again:
         return ["report.html does not follow from the log and the statement"]

@@ -14,14 +14,14 @@ import click
 import typer
 
 from dpfedls import __version__
-from dpfedls.commands import audit, deploy, privacy, reproduce, theory, training
+from dpfedls.commands import audit, deploy, planner, privacy, reproduce, theory, training
+from dpfedls.commands.examples import add_examples
 from dpfedls.commands.output import printable
 from dpfedls.errors import BudgetExhausted, InputError, RankLost, Stopped
 
 app = typer.Typer(
     name="dpfedls",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (
@@ -30,6 +30,7 @@ for command in (
     training.run,
     training.resume,
     training.report,
+    planner.planner,
     training.attack,
     training.doctor,
     audit.audit,
@@ -39,6 +40,7 @@ for command in (
 app.command(epilog=reproduce.ITEM_LIST)(reproduce.reproduce)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(deploy.app, name="deploy")
+add_examples(app)
 
 
 def _say_version(asked: bool) -> None:

@@ -27,6 +27,11 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Run own code that the folder names: only if it is yours.")
 ]
 
+Log = Annotated[
+    list[str] | None,
+    typer.Option(help="Also log to csv, tensorboard, mlflow, or what a package registers."),
+]
+
 
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs and the report.")] = None,
@@ -69,6 +74,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; must be new or empty.")] = None,
+    log: Log = None,
     json: Json = False,
 ) -> None:
     """Train one recipe; leave a run folder with model, log, ledger, statement and report."""
@@ -90,7 +96,8 @@ def run(
             if folder is None:
                 refuse_a_second(name)
                 folder = new_folder(None, name)
-            finish(start(chosen, folder, watching(chosen, folder), workers), json)
+            watch = [*logging_to(log or [], folder), *watching(chosen, folder)]
+            finish(start(chosen, folder, watch, workers), json)
     except KeyboardInterrupt as interrupt:
         raise stopped(folder) from interrupt
 
@@ -191,6 +198,13 @@ def _numbered(name: str) -> Iterator[Path]:
     """The folders runs/NAME, runs/NAME-2 and so on."""
     yield Path("runs") / name
     yield from (Path("runs") / f"{name}-{k}" for k in itertools.count(2))
+
+
+def logging_to(names: list[str], folder: Path) -> list[Watch]:
+    """The loggers of these names."""
+    from dpfedls.runs.loggers import named_logger
+
+    return [named_logger(name, folder) for name in names]
 
 
 def watching(recipe: Recipe, folder: Path) -> list[Watch]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import subprocess
 import time
 from collections.abc import Sequence
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ import msgspec
 from dpfedls.errors import InputError
 from dpfedls.paper.item import Options
 from dpfedls.runs.folder import read_lines
+from dpfedls.runs.origin import commit
 
 if TYPE_CHECKING:
     from dpfedls.paper.cells import Run
@@ -111,16 +110,6 @@ def read_origins(folder: Path) -> list[Origin]:
     return noted if noted and noted[0].since == 1 else [_NOT_NOTED, *noted]
 
 
-@cache  # it asks git
-def commit() -> str:
-    """The commit of the source, or the package's version where the source is in no repository."""
-    here = Path(__file__).parent
-    # An environment may lie inside somebody else's repository: ask whether it knows this file.
-    known = _git(here, "ls-files", "--error-unmatch", "item.py")
-    found = known and _git(here, "describe", "--always", "--dirty", "--exclude=*")
-    return found or f"dpfedls {version('dpfedls')}"
-
-
 def hardware(device: str) -> str:
     """What the runs were made on."""
     if device.startswith("cuda"):
@@ -142,13 +131,3 @@ def _processor() -> str:
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _git(folder: Path, *words: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
-        )
-    except OSError:  # no git, or none that may be executed
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfedls.errors import InputError
+from dpfedls.pages.chart import COLOURS
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.provenance import page, provenance
-from dpfedls.runs.chart import COLOURS
 from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.jsonable import plain
 

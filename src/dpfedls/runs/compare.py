@@ -1,32 +1,104 @@
-"""Several runs on one page."""
+"""Several runs on one page: a table, curves with bands over seeds, their statements, their data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 
+import msgspec
+
+from dpfedls.pages import html
 from dpfedls.privacy.durable import write_whole
+from dpfedls.privacy.meaning import attack_curve, meaning
+from dpfedls.privacy.wording import text
+from dpfedls.runs.curves import Log, as_csv, charts, shown
 from dpfedls.runs.folder import read_recipe, read_rounds
+from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import last_metrics
-from dpfedls.runs.report import charts, html_table, page, shown
+from dpfedls.runs.seal import STATEMENT
+from dpfedls.runs.verify import read_statement
+
+_LARGEST_CSV = 1_500_000  # in characters, so that a page stays below 3 MB
 
 
 def compare(folders: Sequence[Path], out: Path) -> None:
-    """Curves and final figures of the runs, as one HTML file."""
-    recipes = {folder.name: read_recipe(folder) for folder in folders}
-    logs = {folder.name: read_rounds(folder) for folder in folders}
+    """Curves, final figures and statements of the runs, as one HTML file."""
+    runs = dict(zip(_names(folders), folders, strict=True))
+    recipes = {name: read_recipe(folder) for name, folder in runs.items()}
+    logs = {name: read_rounds(folder) for name, folder in runs.items()}
+    grouped = {label: [logs[name] for name in names] for label, names in _by_seed(recipes).items()}
+    page = html.page(
+        "Runs compared",
+        _table(recipes, logs),
+        html.section("By round", charts(grouped)),
+        html.section(
+            "Privacy statements",
+            *(_statement(name, recipes[name], folder) for name, folder in runs.items()),
+        ),
+        html.section("Data", _data(logs)),
+    )
+    write_whole(out, page)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, or their paths where two have the same."""
+    own = [folder.resolve().name for folder in folders]
+    return own if len(set(own)) == len(own) else [str(folder) for folder in folders]
+
+
+def _by_seed(recipes: dict[str, Recipe]) -> dict[str, list[str]]:
+    """Runs that differ in nothing but the seed, under what their names have in common."""
+    alike: list[tuple[Recipe, list[str]]] = []
+    for name, recipe in recipes.items():
+        plain = msgspec.structs.replace(recipe, seed=0, device="cpu", engine="auto")
+        for known, names in alike:
+            if known == plain:
+                names.append(name)
+                break
+        else:
+            alike.append((plain, [name]))
+    labels = {}
+    for _, names in alike:
+        common = re.sub(r"[-_ ]*(seed)?[-_ ]*$", "", commonprefix(names)) or names[0]  # noqa: RUF071
+        label = names[0] if len(names) == 1 else f"{common}, {len(names)} seeds"
+        labels[label if label not in labels else ", ".join(names)] = names
+    return labels
+
+
+def _table(recipes: dict[str, Recipe], logs: Mapping[str, Log]) -> str:
     last = {name: last_metrics(rounds) for name, rounds in logs.items()}
     metrics = list(dict.fromkeys(key for found in last.values() for key in found))
-    header = ["run", "task", "method", "mode", "seed", "rounds", "noise", "δ", "ε", *metrics]
+    header = ["run", "task", "method", "mode", "seed", "rounds", "noise", "clip", "δ", "ε"]
     rows = []
     for name, rounds in logs.items():
         recipe, spent = recipes[name], rounds[-1].epsilon if rounds else 0.0
+        clip = rounds[-1].clip_norm if rounds else recipe.plan.clipping.start
         rows.append(
             [
                 *(name, recipe.task, recipe.method, recipe.mode, str(recipe.seed)),
-                *(str(len(rounds)), f"{recipe.plan.noise:.4g}", f"{recipe.plan.target_delta:.2g}"),
+                *(f"{len(rounds)} of {recipe.plan.rounds}", f"{recipe.plan.noise:.4g}"),
+                "none" if clip is None else f"{clip:.4g}",
+                f"{recipe.plan.target_delta:.2g}",
                 "∞" if spent is None else f"{spent:.4g}",
                 *(shown(key, last[name].get(key)) for key in metrics),
             ]
         )
-    write_whole(out, page("Runs compared", html_table(header, rows), charts(logs)))
+    return html.table([*header, *metrics], rows, "Runs")
+
+
+def _statement(name: str, recipe: Recipe, folder: Path) -> str:
+    if not (folder / STATEMENT).is_file():
+        return html.paragraph(f"{name} is not finished and has promised nothing yet.", "quiet")
+    facts = read_statement(folder)
+    curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
+    said = html.paragraph(meaning(facts, curve), "meaning") + html.from_markdown(text(facts), 2)
+    return html.details(name, said)
+
+
+def _data(logs: Mapping[str, Log]) -> str:
+    values = as_csv(logs)
+    if len(values) > _LARGEST_CSV:
+        return html.paragraph("Too much for a page: each run's folder has it as rounds.jsonl.")
+    return html.download("runs.csv", values)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import msgspec
-
+from dpfedls.pages.html import page, table
 from dpfedls.privacy.durable import write_whole
 from dpfedls.runs import recipe as recipes
+from dpfedls.runs.curves import charts
 from dpfedls.runs.record import RoundRecord
-from dpfedls.runs.report import charts, html_table, page
 from dpfedls.runs.simulate import start
 from dpfedls.runs.watch import describe
 
@@ -21,7 +20,7 @@ STRENGTHS = (0.0, 1.0, 2.0, 3.0)
 
 def demo(folder: Path, seeds: int, watch: Callable[[str], None]) -> dict[str, Any]:
     """Train every strength with every seed; the table, and a report beside the runs."""
-    table, curves, plan = [], {}, recipes.read("demo").plan
+    cells, curves, plan = [], {}, recipes.read("demo").plan
     for strength in STRENGTHS:
         results = []
         for seed in range(seeds):
@@ -29,7 +28,7 @@ def demo(folder: Path, seeds: int, watch: Callable[[str], None]) -> dict[str, An
             results.append(start(recipe, folder / f"strength-{strength:g}-seed-{seed}"))
             watch(f"strength {strength:g}, seed {seed}: {describe(results[-1].history[-1])}")
         finals = [result.metrics["accuracy"] for result in results]
-        table.append(
+        cells.append(
             {
                 "method": "DP-Fed" if strength == 0 else "DP-Fed-LS",
                 "strength": strength,
@@ -37,11 +36,10 @@ def demo(folder: Path, seeds: int, watch: Callable[[str], None]) -> dict[str, An
                 "accuracy_std": stdev(finals) if seeds > 1 else 0.0,
             }
         )
-        logs = [result.history for result in results]
-        curves[f"strength {strength:g}"] = [_mean(lines) for lines in zip(*logs, strict=True)]
+        curves[f"strength {strength:g}"] = [result.history for result in results]
     report = folder / "report.html"
     result = {
-        "table": table,
+        "table": cells,
         "epsilon": plan.epsilon(),
         "delta": plan.delta,
         "seeds": seeds,
@@ -51,13 +49,7 @@ def demo(folder: Path, seeds: int, watch: Callable[[str], None]) -> dict[str, An
     return result
 
 
-def _mean(lines: Sequence[RoundRecord]) -> RoundRecord:
-    """A round of several seeds as one, with the mean of each metric."""
-    metrics = {name: mean(line.metrics[name] or 0.0 for line in lines) for name in lines[0].metrics}
-    return msgspec.structs.replace(lines[0], metrics=metrics)
-
-
-def _report(result: dict[str, Any], curves: dict[str, list[RoundRecord]]) -> bytes:
+def _report(result: dict[str, Any], curves: dict[str, list[list[RoundRecord]]]) -> bytes:
     rows = [
         [
             row["method"],
@@ -72,7 +64,7 @@ def _report(result: dict[str, Any], curves: dict[str, list[RoundRecord]]) -> byt
         f"<p>Logistic regression on 5,000 MNIST images of 400 people, simulated. Each model by "
         f"itself costs ε = {result['epsilon']:.3f} at δ = {result['delta']:.2e} (user-level, pld "
         f"accountant); test accuracy over {result['seeds']} seeds.</p>",
-        html_table(["method", "strength σ", "accuracy (%)", "standard deviation"], rows),
+        table(["method", "strength σ", "accuracy (%)", "standard deviation"], rows),
         charts(curves),
         "<p>Smoothing helps where neighbouring weights are alike, as for images seen pixel by "
         "pixel. On other data it can hurt: compare <code>dpfedls run digits</code> with "

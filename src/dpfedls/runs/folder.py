@@ -23,6 +23,7 @@ from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.evidence import require_ledger, require_paid
 from dpfedls.runs.log import next_head
 from dpfedls.runs.model_file import model_metadata
+from dpfedls.runs.origin import origin
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
@@ -87,10 +88,10 @@ class RunFolder:
         return rounds
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Keep what made the run beside it: engine, own code, model."""
-        write_whole(
-            self.folder / "notes.json", json.dumps(facts, indent=2, ensure_ascii=False).encode()
-        )
+        """Keep what made the run beside it: engine, own code, model, day and commit."""
+        path = self.folder / "notes.json"
+        noted = facts | origin(path)
+        write_whole(path, json.dumps(noted, indent=2, ensure_ascii=False).encode())
 
     def record(self, line: RoundRecord, state: ServerState) -> None:
         """Write a released round: the log's line first, then the checkpoint it is found by.

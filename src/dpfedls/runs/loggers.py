@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dpfedls.errors import InputError
+from dpfedls.errors import InputError, unknown
 from dpfedls.runs.record import RoundRecord
+from dpfedls.tasks import own
 
 
 def values_of(record: RoundRecord) -> dict[str, float]:
@@ -68,6 +69,25 @@ class MlflowLogger:
 
     def __call__(self, record: RoundRecord) -> None:
         self._mlflow.log_metrics(values_of(record), step=record.round)
+
+
+def named_logger(name: str, folder: Path) -> Any:
+    """The logger of that name for the run of a folder; its files lie beside the folder.
+
+    A package registers its own as an entry point of dpfedls.loggers: a function of the folder.
+    """
+    known = {
+        "csv": lambda folder: CsvLogger(folder.with_name(f"{folder.name}.csv")),
+        "mlflow": lambda _: MlflowLogger(),
+        "tensorboard": lambda folder: TensorBoardLogger(f"{folder}-tensorboard"),
+    }
+    if name in known:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return known[name](folder)
+    place = own.registered("loggers", name)
+    if not own.is_own(place):
+        raise unknown("logger", name, known)
+    return own.load(place, "--log")(folder)
 
 
 def _missing(package: str) -> InputError:

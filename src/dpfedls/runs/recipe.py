@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 import tomli_w
@@ -38,6 +38,7 @@ from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.explain import explain
 from dpfedls.stepping import NoiseRate, Schedule, ServerRate
 from dpfedls.tasks import own
+from dpfedls.tasks.task import TASKS
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +59,7 @@ class OwnDenoiser(Component, frozen=True, tag="own"):
 
 
 NamedDenoiser: TypeAlias = AnyDenoiser | OwnDenoiser
+_KINDS = {kind.__struct_config__.tag for kind in get_args(AnyDenoiser)}
 PYTHON = "given in Python"  # the task of a run that dpfedls.train started with objects
 
 
@@ -213,6 +215,7 @@ def decode(values: dict[str, Any], source: str, settings: list[str]) -> Recipe:
             values.pop("calibrate", None)
         elif setting.startswith("calibrate.epsilon=") and isinstance(values.get("plan"), dict):
             values["plan"].pop("noise_multiplier", None)
+    _name_registered(values)
     _name_files(values, Path())
     values = filled(values)
     if isinstance(values.get("denoiser"), dict | list):
@@ -247,6 +250,16 @@ def _from_table(step: dict[str, Any]) -> dict[str, Any]:
 
 def _to_table(step: dict[str, Any]) -> dict[str, Any]:
     return {"kind": step["name"], **step["settings"]} if step["kind"] == "own" else step
+
+
+def _name_registered(values: dict[str, Any]) -> None:
+    """Replace short names that installed packages register by whole ones, as a run folder needs."""
+    task, steps = values.get("task"), values.get("denoiser")
+    if isinstance(task, str) and task not in TASKS:
+        values["task"] = own.registered("tasks", task)
+    for step in steps if isinstance(steps, list) else [steps]:
+        if isinstance(step, dict) and isinstance(kind := step.get("kind"), str):
+            step["kind"] = kind if kind in _KINDS else own.registered("denoisers", kind)
 
 
 def _name_files(values: dict[str, Any], base: Path) -> None:

@@ -1,114 +1,174 @@
-"""Reports: one HTML file that stands by itself, with curves, tables and the privacy statement."""
+"""report.html of a run: what came of it and what it promised, for whoever must sign for it.
+
+A pure function of the run folder: ``verify`` seals its bytes, and an audit makes them again.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from html import escape
+import json
+import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from dpfedls.denoisers import LaplacianSmoothing
+from dpfedls.pages import html
+from dpfedls.pages.chart import Line, line_chart
 from dpfedls.privacy.durable import write_whole
+from dpfedls.privacy.meaning import attack_curve, best_attack, meaning
 from dpfedls.privacy.wording import text
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.chart import line_chart
-from dpfedls.runs.recipe import Recipe
-from dpfedls.runs.record import RoundRecord
+from dpfedls.runs.curves import as_csv, charts, shown
+from dpfedls.runs.recipe import PYTHON, Recipe
+from dpfedls.runs.record import RoundRecord, last_metrics
+from dpfedls.runs.seal import SEALED, file_digest
 
-
-def page(title: str, *sections: str) -> bytes:
-    """A whole HTML page."""
-    body = "\n".join(sections)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
-    ).encode()
-
-
-def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def charts(runs: Mapping[str, Sequence[RoundRecord]]) -> str:
-    """Every metric by round, one line per run and one chart per metric, accuracy first."""
-    names = dict.fromkeys(
-        name for rounds in runs.values() for line in rounds for name in line.metrics
-    )
-    drawn = [_chart(name, runs) for name in sorted(names, key=lambda name: name != "accuracy")]
-    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _NOTHING
-
-
-def _chart(name: str, runs: Mapping[str, Sequence[RoundRecord]]) -> str:
-    unit, scale = (" (%)", 100) if name == "accuracy" else ("", 1)
-    series = {
-        label: [(r.round, scale * v) for r in rounds if (v := r.metrics.get(name)) is not None]
-        for label, rounds in runs.items()
-    }
-    series = {label: points for label, points in series.items() if points}
-    return line_chart(series, f"Test {name}{unit}", "round", f"{name}{unit}")
-
-
-_NOTHING = "<p>No round was evaluated: there were no test samples, or nothing was released.</p>"
-
-
-def shown(name: str, value: float | None) -> str:
-    """A metric in a table; nothing is shown for what is not there."""
-    if value is None:
-        return "–"
-    return f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4g}"
+_REPORT = "report.html"
 
 
 def write_report(
     folder: Path, recipe: Recipe, rounds: Sequence[RoundRecord], facts: dict[str, Any]
 ) -> None:
-    """report.html of one run."""
-    code = recipe.own_code
-    own = f"<p>Own code: {escape(', '.join(code))}. It is not part of dpfedls.</p>" if code else ""
+    """report.html of one run, from its recipe, its log, its statement and its other files."""
+    notes = _notes(folder)
+    place = folder.resolve().name
+    curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
     write_whole(
-        folder / "report.html",
-        page(
+        folder / _REPORT,
+        html.page(
             f"{recipe.task}, {recipe.method}, seed {recipe.seed}",
-            charts({recipe.method: rounds}),
-            from_markdown(text(facts)),
-            own,
-            f"<h2>Recipe</h2><pre>{escape(recipes.encode(recipe))}</pre>",
+            _simulated(facts),
+            html.cards(_headline(recipe, rounds, facts)),
+            html.facts(_facts(place, recipe, notes)),
+            html.section("By round", charts({recipe.method: [rounds]}, _spectrum(recipe))),
+            html.section(
+                "What this ε means for one person",
+                html.paragraph(meaning(facts, curve), "meaning"),
+                attack_chart(curve),
+            ),
+            html.from_markdown(text(facts), 1),
+            _SIGNATURE,
+            html.section(
+                "Files",
+                html.paragraph("SHA-256 of what this page was made beside."),
+                html.table(["file", "SHA-256"], _digests(folder), "Digests"),
+            ),
+            html.section("Do it again", html.code(_commands(place, recipe), "Commands")),
+            html.section("Recipe", html.code(recipes.encode(recipe), "Recipe")),
+            html.section("Data", html.download("rounds.csv", as_csv({place: rounds}))),
         ),
     )
 
 
-def from_markdown(markdown: str) -> str:
-    """The little Markdown that privacy statements use, as HTML."""
-    out, table = [], []
-    for line in [*escape(markdown, quote=False).splitlines(), ""]:
-        line = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", line)
-        if line.startswith("|"):
-            table.append([cell.strip() for cell in line.strip("|").split("|")])
-            continue
-        if table:
-            out.append(html_table(table[0], table[2:]))
-            table = []
-        level = len(line) - len(line.lstrip("#"))
-        if level:
-            out.append(f"<h{level + 1}>{line[level:].strip()}</h{level + 1}>")
-        elif line.startswith("- "):
-            out.append(f"<li>{line[2:]}</li>")
-        elif line:
-            out.append(f"<p>{line}</p>")
-    return re.sub(r"((?:<li>.*?</li>\n?)+)", r"<ul>\1</ul>", "\n".join(out))
+def attack_chart(curve: Sequence[tuple[float, float]]) -> str:
+    """The most that anybody gains: true against false suspicions."""
+    if not curve:
+        return ""
+    shares = [k / 100 for k in range(101)]
+    lines = {
+        "the best attacker, at most": Line([(x, best_attack(curve, x)) for x in shares]),
+        "guessing": Line([(0.0, 0.0), (1.0, 1.0)]),
+    }
+    title = "Who took part? True against false suspicions"
+    return f'<div class="charts">{line_chart(lines, title, "false", "true")}</div>'
 
 
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;color:#222;background:#fff;margin:0}
-main{max-width:1180px;margin:0 auto;padding:2rem 1rem}
-h1,h2{line-height:1.2}table{border-collapse:collapse;margin:1rem 0}
-th,td{border-bottom:1px solid #ccc;padding:.3rem .9rem;text-align:right}
-th:first-child,td:first-child{text-align:left}
-pre{background:#f6f6f6;padding:1rem;overflow:auto}li{margin:.2rem 0}
-.charts{display:flex;flex-wrap:wrap;gap:1rem}.charts svg{flex:1 1 480px;max-width:570px}
-svg text{font-size:12px;fill:#444}svg .title{font-size:14px;font-weight:600}
-svg line{stroke:#e4e4e4}svg polyline{fill:none;stroke-width:1.8}
-"""
+def _headline(
+    recipe: Recipe, rounds: Sequence[RoundRecord], facts: dict[str, Any]
+) -> dict[str, str]:
+    spent, metrics = facts["epsilon"], last_metrics(rounds)
+    infinite = spent is None or math.isinf(spent)
+    return {
+        f"ε at δ = {facts['delta']:.2g}": "∞, not private" if infinite else f"{spent:.4g}",
+        **{f"test {name}": shown(name, value) for name, value in metrics.items()},
+        "rounds": f"{len(rounds)} of {recipe.plan.rounds}",
+        "people": f"{recipe.plan.num_clients:,}",
+        "mode": recipe.mode,
+    }
+
+
+def _facts(place: str, recipe: Recipe, notes: dict[str, Any]) -> dict[str, str]:
+    plan, model = recipe.plan, notes.get("model", {})
+    clipping = plan.clipping
+    found = {
+        "Started": notes.get("started", ""),
+        "Folder": place,
+        "Made by": ", then ".join(notes.get("made_by", [])),
+        "Model": f"{model['class']}, {model['parameters']:,} trained parameters" if model else "",
+        "Data": recipe.task,
+        "People": f"{plan.num_clients:,}, of whom {plan.expected_cohort:g} are expected in a round",
+        "Clients train": _settings(recipe.local),
+        "Clip norm": f"{clipping.start:g}" if clipping.start == plan.clip_norm else
+        f"starts at {clipping.start:g}, then follows a quantile of the updates' lengths",
+        "Noise multiplier": f"{plan.noise:.6g}",
+        "Method": recipe.method,
+        "Server rate": f"{recipe.server_rate:g}",
+        "Engine": notes.get("engine", ""),
+        "Own code": ", ".join(f"{c['used_as']}: {c['name']}" for c in notes.get("own_code", []))
+        or ", ".join(recipe.own_code),
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value}
+
+
+def _settings(component: msgspec.Struct) -> str:
+    values = msgspec.to_builtins(component)
+    said = (f"{key.replace('_', ' ')} {value}" for key, value in values.items())
+    return ", ".join(word for word in said if not word.endswith("None"))
+
+
+def _spectrum(recipe: Recipe) -> str:
+    """Noise power by frequency before and after smoothing, which the recipe alone tells."""
+    denoiser, plan = recipe.denoiser, recipe.plan
+    if not isinstance(denoiser, LaplacianSmoothing) or not denoiser.strength or not plan.is_private:
+        return ""
+    level = (plan.noise_stddev(plan.clipping.start) / plan.expected_cohort) ** 2
+    # Eigenvalues of I + σL on a ring: 1 + 4σ sin²(πf), f cycles per coordinate.
+    waves = [k / 200 for k in range(101)]
+    gains = [1 / (1 + 4 * denoiser.strength * math.sin(math.pi * f) ** 2) for f in waves]
+    lines = {
+        "before smoothing": Line([(0.0, level), (0.5, level)]),
+        "after": Line([(f, level * g * g) for f, g in zip(waves, gains, strict=True)]),
+    }
+    title = "Noise power in one release, by frequency along the ring"
+    return line_chart(lines, title, "cycles per coordinate", "power", log_y=True)
+
+
+def _commands(place: str, recipe: Recipe) -> str:
+    folder = shlex.quote(place)
+    again = [f"dpfedls run {folder}/recipe.toml --out {folder}-again"]
+    if recipe.task == PYTHON:
+        again = ["# call dpfedls.train with the same arguments and another folder"]
+    elif recipe.nodes is not None:
+        again = [f"# on nodes: flwr run, or dpfedls deploy local {folder}/recipe.toml --nodes 4"]
+    elif recipe.mode == "deployed":
+        again.append("# the noise is then another, and it is paid for again")
+    checks = [f"dpfedls privacy verify {folder}", f"dpfedls privacy statement {folder}"]
+    return "\n".join([*checks, *again])
+
+
+def _digests(folder: Path) -> list[list[str]]:
+    """Of all files that are sealed with the report, but for itself."""
+    there = [name for name in SEALED if name != _REPORT and (folder / name).is_file()]
+    return [[name, file_digest(folder / name)] for name in there]
+
+
+def _notes(folder: Path) -> dict[str, Any]:
+    path = folder / "notes.json"
+    return json.loads(path.read_bytes()) if path.is_file() else {}
+
+
+def _simulated(facts: dict[str, Any]) -> str:
+    if facts["mode"] != "simulation":
+        return ""
+    return html.paragraph(
+        "A simulation: it says what the same run would cost when deployed, and protects nobody.",
+        "note",
+    )
+
+
+_SIGNATURE = (
+    '<div class="signature"><div>name</div><div>place and date</div><div>signature</div></div>'
+)

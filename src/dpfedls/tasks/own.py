@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,18 @@ from dpfedls.errors import InputError
 def is_own(name: str) -> bool:
     """Whether a name is that of a person's own code rather than of a part of the package."""
     return ":" in name
+
+
+def registered(group: str, name: str) -> str:
+    """What an installed package registers under a short name, in full; else the name as it is.
+
+    ``group`` is "tasks", "denoisers" or "loggers": the entry points dpfedls.tasks and so on.
+    """
+    found = list(entry_points(group=f"dpfedls.{group}", name=name))
+    if len({entry.value for entry in found}) > 1:
+        homes = ", ".join(sorted(entry.value for entry in found))
+        raise InputError(f"{name!r} is registered by several packages; name one in full: {homes}")
+    return found[0].value if found else name
 
 
 def load(name: str, what: str) -> Any:

@@ -45,7 +45,7 @@ class Task:
 TaskMaker = Callable[[int, SeededStreams], Task]
 
 # By name, not imported: a task's packages are loaded when it is asked for.
-_TASKS = {
+TASKS = {
     "digits-logistic": "dpfedls.tasks.digits:make",
     "mnist-logistic": "dpfedls.tasks.mnist:make",
     "mnist-logistic-dirichlet": "dpfedls.tasks.mnist:make_dirichlet",
@@ -86,11 +86,11 @@ def make_task(name: str, num_clients: int, streams: SeededStreams) -> Task:
     """
     if own.is_own(name):
         make: TaskMaker = own.load(name, "task")
-    elif name in _TASKS:
-        module, maker = _TASKS[name].split(":")
+    elif name in TASKS:
+        module, maker = TASKS[name].split(":")
         make = getattr(importlib.import_module(module), maker)
     else:
-        raise unknown("task", name, _TASKS)
+        raise unknown("task", name, TASKS)
     with torch.random.fork_rng(devices=[]):  # initial weights follow the run's seed, not torch's
         torch.manual_seed(streams.torch_generator("model").initial_seed())
         task = make(num_clients, streams)

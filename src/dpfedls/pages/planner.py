@@ -1,0 +1,15 @@
+"""The planner: one offline page that says what a plan costs while its sliders move."""
+
+from __future__ import annotations
+
+from dpfedls.pages.html import asset, page
+
+
+def planner_page() -> bytes:
+    """The whole page, its accountant inside."""
+    return page(
+        "Plan a run",
+        asset("planner.html"),
+        style=asset("planner.css"),
+        script=asset("accountant.js") + asset("planner.js"),
+    )

@@ -1,0 +1,88 @@
+"""The log of runs as charts and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
+from typing import TypeAlias
+
+from dpfedls.pages.chart import Line, line_chart
+from dpfedls.runs.record import RoundRecord
+
+Log: TypeAlias = Sequence[RoundRecord]
+
+_NOTHING = "<p>No round was evaluated: there were no test samples, or nothing was released.</p>"
+
+
+def charts(groups: Mapping[str, Sequence[Log]], *more: str) -> str:
+    """Every metric, ε and the clip norm by round; runs of one group are one line with a band.
+
+    ``more`` are charts to stand beside them.
+    """
+    logs = [log for group in groups.values() for log in group]
+    names = dict.fromkeys(name for log in logs for line in log for name in line.metrics)
+    drawn = [
+        _chart(groups, f"Test {name}", _unit(name), lambda line, name=name: _metric(line, name))
+        for name in sorted(names, key=lambda name: name != "accuracy")
+    ]
+    nothing = "" if any(drawn) else _NOTHING
+    drawn.append(_chart(groups, "ε spent", "", lambda line: line.epsilon))
+    if len({line.clip_norm for log in logs for line in log}) > len(groups):
+        drawn.append(_chart(groups, "Clip norm", "", lambda line: line.clip_norm))
+    seeds = any(len(group) > 1 for group in groups.values())
+    band = "<p>Lines are means over seeds; bands reach from the lowest to the highest.</p>"
+    return f'{band if seeds else ""}{nothing}<div class="charts">{"".join([*drawn, *more])}</div>'
+
+
+def shown(name: str, value: float | None) -> str:
+    """A metric in a table; nothing is shown for what is not there."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4g}"
+
+
+def as_csv(logs: Mapping[str, Log]) -> str:
+    """One row per run and round, with every number that was logged."""
+    names = dict.fromkeys(name for log in logs.values() for line in log for name in line.metrics)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["run", "round", "epsilon", "clip_norm", "seconds", *names])
+    for run, log in logs.items():
+        for line in log:
+            values = (line.metrics.get(name) for name in names)
+            writer.writerow([run, line.round, line.epsilon, line.clip_norm, line.seconds, *values])
+    return out.getvalue()
+
+
+def _unit(name: str) -> str:
+    return " (%)" if name == "accuracy" else ""
+
+
+def _metric(line: RoundRecord, name: str) -> float | None:
+    value = line.metrics.get(name)
+    return 100 * value if value is not None and name == "accuracy" else value
+
+
+def _chart(
+    groups: Mapping[str, Sequence[Log]],
+    title: str,
+    unit: str,
+    read: Callable[[RoundRecord], float | None],
+) -> str:
+    lines = {label: _line(logs, read) for label, logs in groups.items()}
+    name = title.removeprefix("Test ")
+    return line_chart(lines, title + unit, "round", name + unit)
+
+
+def _line(logs: Sequence[Log], read: Callable[[RoundRecord], float | None]) -> Line:
+    """Mean, lowest and highest of the runs that have a value in a round."""
+    found: dict[int, list[float]] = {}
+    for log in logs:
+        for line in log:
+            if (value := read(line)) is not None:
+                found.setdefault(line.round, []).append(value)
+    rounds = sorted(found)
+    points = [(t, mean(found[t])) for t in rounds]
+    return Line(points, [(min(found[t]), max(found[t])) for t in rounds] if len(logs) > 1 else ())

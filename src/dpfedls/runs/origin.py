@@ -1,0 +1,51 @@
+"""When a run was started and by which code: noted once, so that a report needs no clock."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+def origin(notes: Path) -> dict[str, Any]:
+    """The day a run was first opened, and each code that has made rounds of it, oldest first.
+
+    Days, not seconds: how long rounds take follows the size of their cohorts, which is secret.
+    """
+    try:
+        before = msgspec.json.decode(notes.read_bytes(), type=_Origin)
+    except (OSError, msgspec.DecodeError):  # new, or cut short by a crash: it is written anew
+        before = _Origin()
+    made_by = [made for made in before.made_by if made != commit()]
+    started = before.started or datetime.now(UTC).date().isoformat()
+    return {"started": started, "made_by": [*made_by, commit()]}
+
+
+class _Origin(msgspec.Struct):
+    started: str = ""
+    made_by: list[str] = []
+
+
+@cache  # it asks git
+def commit() -> str:
+    """The commit of the source, or the package's version where the source is in no repository."""
+    here = Path(__file__).parent
+    # An environment may lie inside somebody else's repository: ask whether it knows this file.
+    known = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+    found = known and _git(here, "describe", "--always", "--dirty", "--exclude=*")
+    return found or f"dpfedls {version('dpfedls')}"
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
+        )
+    except OSError:  # no git, or none that may be executed
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
