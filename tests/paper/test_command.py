@@ -42,7 +42,7 @@ def test_every_item_has_a_maker_and_a_page():
         assert len(title) > 10
     paged = [item for _, page in PAGES.values() for item in page]
     assert sorted(paged) == sorted(items.ITEMS)
-    assert len(paged) == 22
+    assert len(paged) == 24
 
 
 def test_an_item_answers_with_files_and_cells(reproduce, tmp_path):

@@ -16,7 +16,10 @@ from dpfedls.runs.checkpoint import write_whole
 PAGES = {
     "mnist": (
         "MNIST: logistic regression (Section 6.1)",
-        ("table2", "mnist-curves", "server-rates-mnist", "server-rates-demo", "fourier-mnist"),
+        (
+            *("table2", "realised-cohort", "choices-mnist", "mnist-curves"),
+            *("server-rates-mnist", "server-rates-demo", "fourier-mnist"),
+        ),
     ),
     "cnn": (
         "CNN (Sections 6.2 and 6.4)",
