@@ -24,6 +24,7 @@ ITEMS = {
         "server_rates:cnn",
         "best server rate of each method: CNN on SVHN",
     ),
+    "svhn-cells": ("svhn_cells:make", "every cell of the CNN on SVHN that was run"),
     "server-rates-lstm": ("server_rates:lstm", "best server rate of each method: Shakespeare"),
     "choices-mnist": ("choices:mnist", "one setting at a time: MNIST"),
     "realised-cohort": (
