@@ -42,7 +42,7 @@ def test_every_item_has_a_maker_and_a_page():
         assert len(title) > 10
     paged = [item for _, page in PAGES.values() for item in page]
     assert sorted(paged) == sorted(items.ITEMS)
-    assert len(paged) == 22
+    assert len(paged) == 25
 
 
 def test_an_item_answers_with_files_and_cells(reproduce, tmp_path):
@@ -86,7 +86,7 @@ def test_all_makes_what_can_be_made(reproduce, monkeypatch):
 
 def test_pages_hold_what_is_there_and_name_the_command_for_the_rest(reproduce, tmp_path):
     reproduce("table1", "--out", "made")
-    (tmp_path / "made" / "sine.md").write_text("![sine](sine.png)\n\nA caption.\n")
+    (tmp_path / "made" / "sine.md").write_text("## Sine\n\n![sine](sine.png)\n\nA caption.\n")
     (tmp_path / "made" / "sine.png").write_bytes(b"picture")
     pages = assemble(tmp_path / "made", tmp_path / "docs")
     assert [page.stem for page in pages] == ["mnist", "cnn", "shakespeare", "theory-and-privacy"]
@@ -96,7 +96,9 @@ def test_pages_hold_what_is_there_and_name_the_command_for_the_rest(reproduce, t
     assert "[table1.json](table1.json)" in text
     assert (tmp_path / "docs" / "sine.png").read_bytes() == b"picture"
     assert json.loads((tmp_path / "docs" / "table1.json").read_text())["item"] == "table1"
-    assert pages[0].read_text().count("Not made yet") == 5
+    assert pages[0].read_text().count("Not made yet") == 7
+    again = assemble(tmp_path, tmp_path / "docs")  # a folder without items: all sections stay
+    assert again[3].read_text() == text
 
 
 def test_results_are_checked_against_what_was_committed(tmp_path, capsys):

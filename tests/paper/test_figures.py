@@ -93,6 +93,22 @@ def test_lemma_2_holds_and_the_step_of_lemma_3_fails_above_2_24():
     assert three["corrected_holds"]
 
 
+def test_lemma_3_allows_small_noise_and_forbids_the_large_noise_of_the_older_lemma():
+    """Remark 2 speaks of relaxing ν ≥ 4; at the paper's rate no ν allows order 2 by both."""
+    often, rarely = lemmas.measure()["remark_2"]
+    for row in (often, rarely):
+        ours, theirs, nu = (np.array(row[key]) for key in ("lemma_3", "theirs", "nu"))
+        for k in range(0, len(nu), 40):  # the largest, by the condition as printed
+            limit = np.log(1 / (ours[k] * row["rate"] * (1 + nu[k] ** 2)))
+            assert ours[k] == 1 or ours[k] - 1 == pytest.approx(2 / 3 * nu[k] ** 2 * limit)
+        assert (theirs[nu < 4] == 1).all()
+        assert (theirs[nu >= 4] > 7).all()
+    both = (np.array(often["lemma_3"]) >= 2) & (np.array(often["theirs"]) >= 2)
+    assert not both.any()
+    # C = ln(1 + 1/(τ(α − 1))) at τ 0.05, α 8, ν 4: 1.35, and 8 ≤ 16 · 1.35/2 − 2 ln 4 = 8.03.
+    assert lemmas.their_largest_order(0.05, 4.0) == pytest.approx(8.01, abs=0.01)
+
+
 def test_sine_simulated_agrees_with_proposition_1():
     # 52 points within 5 standard errors: a false alarm in 1 of 30,000 seeds, and this one is fixed.
     for row in sine.measure()["reduction"]:

@@ -8,8 +8,8 @@ import pytest
 
 from dpfedls import FixedSizeSampling, InputError, PoissonSampling
 from dpfedls.denoisers import JamesStein, SoftThreshold
-from dpfedls.paper import grids, server_rates, tables
-from dpfedls.paper.cells import Run, resolve
+from dpfedls.paper import grids, server_rates, svhn_cells, tables
+from dpfedls.paper.cells import Cell, Run, resolve, run_cells
 from dpfedls.paper.grids import Grid
 from dpfedls.paper.item import Options, wanted
 
@@ -225,3 +225,27 @@ def test_a_task_without_validation_samples_is_refused():
     run = Run(Path(), {"task": "digits-logistic"}, [], [{"validation_accuracy": None}], [])
     with pytest.raises(InputError, match="'digits-logistic' has no validation samples"):
         server_rates._scores("validation", [run], [0.9])
+
+
+def test_cells_of_svhn_are_listed_and_compared_over_the_seeds_they_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(svhn_cells, "TASK", "synthetic-logistic")
+    options = Options(tmp_path, seeds=2, settings=(*TOY, "diagnose=true"))
+    with pytest.raises(InputError, match="nothing to list"):
+        svhn_cells.make(options)
+    cells = [
+        Cell("synthetic", (f"denoiser={{kind='laplacian', strength={s}}}", *own))
+        for s in (0.0, 1.0)
+        for own in ((), ("server_rate=0.5",), ("schedule=linear",))
+    ]
+    run_cells(cells, options)
+    run_cells(cells[:1], replace(options, seeds=3))  # one cell has a seed more
+    item = svhn_cells.make(options)
+    assert len(item.cells) == 6
+    assert sorted(len(cell["accuracy_by_seed"]) for cell in item.cells) == [2] * 5 + [3]
+    page = item.files[1].read_text(encoding="utf-8")
+    line = next(x for x in page.splitlines() if x.startswith("| Poisson | 1 | 2 |"))
+    constant = [c for c in item.cells if (c["strength"], c["schedule"]) == (0.0, "constant")]
+    best = max(constant, key=lambda c: sum(c["validation_by_seed"][seed] for seed in (0, 1)))
+    mean = sum(best["accuracy_by_seed"][seed] for seed in (0, 1)) / 2
+    assert f"{100 * mean:.2f}" in line.split("|")[4]
+    assert line.count("**") == 2

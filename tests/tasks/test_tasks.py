@@ -14,6 +14,7 @@ from scipy.io import savemat
 
 from dpfedls import InputError
 from dpfedls.paper import street_digits, strokes
+from dpfedls.paper.data import describe
 from dpfedls.paper.street_digits import draw
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks import mnist5k, svhn, svhn_images
@@ -164,7 +165,7 @@ def test_svhn_is_read_from_mat_files(tmp_path, monkeypatch):
         written[part] = images, labels
     monkeypatch.setenv("DPFEDLS_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    task = make_task("svhn-cnn-scratch", 8, SeededStreams(0))
+    task = make_task("svhn-extra-cnn-scratch", 8, SeededStreams(0))
     assert task.data.sizes.tolist() == [10] * 8
     assert task.data.features.shape == (80, 3, 32, 32)
     assert task.data.features.dtype == torch.uint8
@@ -212,8 +213,7 @@ def test_svhns_sheets_are_read_row_by_row_and_decoded_once(tmp_path, monkeypatch
     svhn_images._from_sheets.cache_clear()
     monkeypatch.setitem(sys.modules, "PIL", None)  # not decoded again
     assert torch.equal(svhn_images.read("train")[1], torch.from_numpy(written["train"][1]).long())
-    assert svhn_images.training_parts() == ("train",)
-    assert svhn.about(20) == "SVHN without extra, 15 images a person"
+    assert svhn.about(svhn.TRAIN, 20) == "SVHN without extra, 15 images a person"
 
 
 def test_svhns_sheets_need_pillow_and_say_so(tmp_path, monkeypatch):
@@ -258,15 +258,17 @@ def test_sheets_that_are_not_svhns_are_refused(spoil, message, tmp_path, monkeyp
     assert not list(tmp_path.glob("cache/dpfedls/*"))  # nothing wrong is kept
 
 
-def test_extra_is_trained_on_where_it_is_and_missed_where_not(tmp_path, monkeypatch, caplog):
+def test_extra_is_trained_on_by_name_not_by_what_lies_there(tmp_path, monkeypatch):
     write_svhn_sheets(tmp_path, monkeypatch, {"train": 300, "test": 90})
-    svhn._say_without_extra.cache_clear()
-    assert make_task("svhn-cnn-scratch", 20, SeededStreams(0)).data.sizes.tolist() == [15] * 20
-    assert "extra images are not there" in caplog.text
+    with pytest.raises(InputError, match=r"extra_32x32.mat"):
+        make_task("svhn-extra-cnn-scratch", 20, SeededStreams(0))
     images = np.zeros((32, 32, 3, 500), dtype=np.uint8)
     savemat(tmp_path / "svhn" / "extra_32x32.mat", {"X": images, "y": np.full((500, 1), 10)})
-    assert svhn.about(20) == "SVHN with extra, 40 images a person"
-    assert make_task("svhn-cnn-scratch", 20, SeededStreams(0)).data.sizes.tolist() == [40] * 20
+    sizes = {"svhn-cnn-scratch": 15, "svhn-extra-cnn-scratch": 40}
+    for name, each in sizes.items():
+        assert make_task(name, 20, SeededStreams(0)).data.sizes.tolist() == [each] * 20
+    assert describe("svhn-cnn", 20) == "SVHN without extra, 15 images a person"
+    assert describe("svhn-extra-cnn", 20) == "SVHN with extra, 40 images a person"
 
 
 def test_the_attacked_hold_128_images_each_drawn_by_the_seed(tmp_path, monkeypatch):
@@ -293,7 +295,7 @@ def test_svhns_train_and_test_are_read_whole(data_folder, monkeypatch):
     assert (len(task.validation[1]), len(task.test[1])) == (10_000, 16_032)
     labels = torch.cat([task.validation[1], task.test[1]])
     assert torch.bincount(labels).tolist() == list(svhn_images.COUNTS["test"])
-    assert svhn.about(2000) == "SVHN without extra, 36 images a person"
+    assert svhn.about(svhn.TRAIN, 2000) == "SVHN without extra, 36 images a person"
     colours = task.data.features.double().mean(dim=(0, 2, 3)) / 255
     assert colours.tolist() == pytest.approx(svhn.MEAN, abs=5e-5)
     with np.load(data_folder / "svhn" / "svhn_test_first5000_32x32.npz") as file:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from dpfedls.tasks import svhn
 
 _STAND_IN = "generated street digits, a stand-in for SVHN: NOT SVHN"
 
-# Other tasks go by their own name. Where files decide what a task is, a function of the number of
-# clients looks at them.
+# Other tasks go by their own name. What a person holds may depend on how many share the data.
 _NAMES: dict[str, str | Callable[[int], str]] = {
     "mnist5k-logistic": "5,000 MNIST images",
     "mnist-logistic": "MNIST",
@@ -19,8 +19,10 @@ _NAMES: dict[str, str | Callable[[int], str]] = {
     "street-digits-cnn-pretrained": _STAND_IN,
     "svhn5k-cnn": "5,000 images of SVHN",
     "svhn-attack": lambda clients: f"{svhn.ATTACKED * clients:,} images of SVHN",
-    "svhn-cnn": svhn.about,
-    "svhn-cnn-scratch": svhn.about,
+    "svhn-cnn": partial(svhn.about, svhn.TRAIN),
+    "svhn-cnn-scratch": partial(svhn.about, svhn.TRAIN),
+    "svhn-extra-cnn": partial(svhn.about, svhn.WITH_EXTRA),
+    "svhn-extra-cnn-scratch": partial(svhn.about, svhn.WITH_EXTRA),
 }
 
 

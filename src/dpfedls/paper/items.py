@@ -24,7 +24,13 @@ ITEMS = {
         "server_rates:cnn",
         "best server rate of each method: CNN on SVHN",
     ),
+    "svhn-cells": ("svhn_cells:make", "every cell of the CNN on SVHN that was run"),
     "server-rates-lstm": ("server_rates:lstm", "best server rate of each method: Shakespeare"),
+    "choices-mnist": ("choices:mnist", "one setting at a time: MNIST"),
+    "realised-cohort": (
+        "realised_cohort:make",
+        "Algorithm 1's own denominator, which is NOT private: MNIST",
+    ),
     "fourier": ("figures.fourier:make", "Fourier magnitudes of the aggregated update"),
     "fourier-mnist": (
         "figures.fourier:mnist",
@@ -49,6 +55,7 @@ ITEMS = {
 _OF_CELLS = {
     *(f"table{n}" for n in range(2, 7)),
     *(f"server-rates-{task}" for task in ("mnist", "demo", "cnn", "lstm")),
+    *("choices-mnist", "realised-cohort"),
     *("mnist-curves", "svhn-curves", "shakespeare-curves", "attack", "attack-svhn5k", "stability"),
 }
 

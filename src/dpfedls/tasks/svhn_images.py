@@ -34,19 +34,6 @@ COUNTS = {
 }
 
 
-def training_parts() -> tuple[str, ...]:
-    """The parts that are trained on: train and extra as in the paper, or train where that is all.
-
-    Where nothing is there yet, both are asked for, and fetched if they may be.
-    """
-    there = data_folder() / "svhn"
-    without_extra = (there / _mat("train")).is_file() or _sheets("train")
-    return ("train",) if without_extra and not (there / _mat("extra")).is_file() else PARTS
-
-
-PARTS = ("train", "extra")
-
-
 def read(part: str) -> tuple[Tensor, Tensor]:
     """Images as bytes of shape (n, 3, 32, 32) and labels, of the part train, extra or test."""
     mat = data_folder() / "svhn" / _mat(part)

@@ -57,6 +57,8 @@ TASKS = {
     "svhn-attack": "dpfedls.tasks.svhn:make_attack",
     "svhn-cnn": "dpfedls.tasks.svhn:make",
     "svhn-cnn-scratch": "dpfedls.tasks.svhn:make_scratch",
+    "svhn-extra-cnn": "dpfedls.tasks.svhn:make_extra",
+    "svhn-extra-cnn-scratch": "dpfedls.tasks.svhn:make_extra_scratch",
     "svhn5k-cnn": "dpfedls.tasks.svhn:make_small",
     "synthetic-logistic": "dpfedls.tasks.synthetic:make",
 }

@@ -2,8 +2,8 @@
 
 ``ring`` is the spectrum of the smoothing and Proposition 1; ``convergence`` Theorems 4 to 6;
 ``budget`` Theorem 1 with the rounds and the noise it allows; ``rates`` Theorem 3 and Corollary 1;
-``table`` Table 1. Where the paper slips, docs/theory.md says how, and the code holds what the
-proof gives.
+``table`` Table 1; ``lemmas`` Lemmas 7 to 9; ``membership`` the bound of Section 6.4. Where the
+paper slips, docs/theory.md says how, and the code holds what the proof gives.
 """
 
 from dpfedls.theory.budget import Budget as Budget
@@ -18,6 +18,13 @@ from dpfedls.theory.convergence import convergence as convergence
 from dpfedls.theory.convergence import largest_step as largest_step
 from dpfedls.theory.convergence import noise_level as noise_level
 from dpfedls.theory.convergence import step_free_bound as step_free_bound
+from dpfedls.theory.lemmas import fixed_size_variance as fixed_size_variance
+from dpfedls.theory.lemmas import local_divergence as local_divergence
+from dpfedls.theory.lemmas import perturbed_convexity as perturbed_convexity
+from dpfedls.theory.lemmas import poisson_variance as poisson_variance
+from dpfedls.theory.membership import excess_probability as excess_probability
+from dpfedls.theory.membership import largest_auc as largest_auc
+from dpfedls.theory.membership import largest_excess as largest_excess
 from dpfedls.theory.rates import communication as communication
 from dpfedls.theory.rates import utility as utility
 from dpfedls.theory.ring import Risk as Risk
