@@ -10,7 +10,7 @@ import click
 import typer
 
 from dpfedls import __version__
-from dpfedls.commands import audit, deploy, privacy, reproduce, theory, training
+from dpfedls.commands import audit, deploy, grids, privacy, reproduce, theory, training
 from dpfedls.errors import BudgetExhausted, InputError, RankLost, Stopped
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ for command in (
     training.doctor,
     audit.audit,
     theory.theory,
+    grids.sweep,
 ):
     app.command()(command)
 app.command(epilog=reproduce.ITEM_LIST)(reproduce.reproduce)
