@@ -63,6 +63,69 @@ def sweep(
         raise typer.Exit(1)
 
 
+def tune(
+    recipe: Recipe,
+    grid: Grid,
+    seeds: Annotated[int, typer.Option(help="Seeds of the last rung; rungs have 1, 2, 4, …")] = 4,
+    highest: Annotated[
+        str | None, typer.Option(help="Choose the largest of this metric; accuracy if absent.")
+    ] = None,
+    lowest: Annotated[
+        str | None, typer.Option(help="Choose the least of this metric; loss if no accuracy.")
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(help="Also what choosing on people's own data costs, with so many runs."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the best recipe here: NAME.toml.")] = None,
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Find the best settings at the recipe's own ε on proxy data, by successive halving over seeds.
+
+    Example: dpfedls tune demo --grid server_rate=0.3,1 --grid denoiser.strength=0,1,3
+    """
+    from dpfedls.runs import tune as tuning
+    from dpfedls.runs.checkpoint import write_whole
+
+    _check_seeds(seeds)
+    if highest and lowest:
+        raise InputError("--highest and --lowest were both given; one metric decides: remove one")
+    if out is not None and (out.suffix != ".toml" or out.exists()):
+        raise InputError(f"--out {out} must be a new file that ends in .toml; nothing was touched")
+    trials = tuning.trials_for(recipe, grid, set_ or [])
+    goal = tuning.Goal(highest or lowest, highest=not lowest)
+    with _showing("trials are not kept") as show:
+        tell = lambda some, news, done: show([t.plain() for t in some], news, done)  # noqa: E731
+        result = tuning.tune(trials, seeds, goal, tell)
+        if price is not None:
+            result["price"] = tuning.price(trials, price)
+    result["recipe"] = None if out is None else str(out)
+    if out is not None:
+        write_whole(out, f"# dpfedls run {out}\n{result['toml']}".encode())
+    answer(result, json, "\n".join(_tuned(result)))
+
+
+def _tuned(result: dict[str, Any]) -> Iterator[str]:
+    yield from _lines(result["trials"])
+    yield ""
+    settings = " ".join(
+        f"{key}={shown(value)}" for key, value in result["best"]["settings"].items()
+    )
+    yield f"best: {settings}, by the task's {result['evaluated_on']} samples"
+    if result["evaluated_on"] == "test":
+        yield "the task has no validation samples, so the best one's figure is a little too good"
+    if result["recipe"]:
+        yield f"recipe: {result['recipe']}"
+    yield result["note"]
+    if "price" in result:
+        cost = result["price"]
+        yield (
+            f"price on people's own data: ε = {cost['epsilon']:.4g} at δ = {cost['delta']:.2g}, "
+            f"where one run costs {cost['of_one_run']:.4g}: {cost['how']}"
+        )
+
+
 def _check_seeds(seeds: int) -> None:
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}; 3 tell luck from a difference")

@@ -30,6 +30,7 @@ for command in (
     audit.audit,
     theory.theory,
     grids.sweep,
+    grids.tune,
 ):
     app.command()(command)
 app.command(epilog=reproduce.ITEM_LIST)(reproduce.reproduce)

@@ -79,6 +79,11 @@ def spread(runs: Sequence[Metrics]) -> dict[str, dict[str, float | None]]:
     return found
 
 
+def described(metrics: Metrics) -> str:
+    """The metrics of a run in a few words."""
+    return ", ".join(f"{key} {value:.4g}" for key, value in metrics.items() if value is not None)
+
+
 def first_metric(metrics: dict[str, Any]) -> str | None:
     """What is shown first and chosen by: accuracy where there is one, else the loss."""
     return next((name for name in ("accuracy", "loss") if name in metrics), None)

@@ -20,7 +20,7 @@ from dpfedls.errors import InputError
 from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.compare import compare
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
-from dpfedls.runs.grid import Metrics, Point, spread
+from dpfedls.runs.grid import Metrics, Point, described, spread
 from dpfedls.runs.recipe import Recipe, fingerprint
 from dpfedls.runs.record import RoundRecord, Watch, last_metrics
 from dpfedls.runs.simulate import resume, start
@@ -108,8 +108,7 @@ def _make(
     row.runs.append(folder)
     row.metrics.append(last_metrics(rounds))
     row.spent.append(rounds[-1].epsilon if rounds else 0.0)
-    shown = (f"{key} {value:.4g}" for key, value in row.metrics[-1].items() if value is not None)
-    tell(f"{name}: {', '.join(shown)}", True)
+    tell(f"{name}: {described(row.metrics[-1])}", True)
 
 
 def folder_name(point: Point, recipe: Recipe) -> str:
