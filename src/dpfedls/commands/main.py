@@ -14,7 +14,7 @@ import click
 import typer
 
 from dpfedls import __version__
-from dpfedls.commands import audit, deploy, planner, privacy, reproduce, theory, training
+from dpfedls.commands import audit, deploy, grids, planner, privacy, reproduce, theory, training
 from dpfedls.commands.examples import add_examples
 from dpfedls.commands.output import printable
 from dpfedls.errors import BudgetExhausted, InputError, RankLost, Stopped
@@ -35,6 +35,8 @@ for command in (
     training.doctor,
     audit.audit,
     theory.theory,
+    grids.sweep,
+    grids.tune,
 ):
     app.command()(command)
 app.command(epilog=reproduce.ITEM_LIST)(reproduce.reproduce)

@@ -26,14 +26,14 @@ def rdp_epsilon(spent: Spent, delta: float) -> float:
     """ε of the noise really added, by today's conversion (Canonne, Kamath, Steinke 2020)."""
     from dp_accounting.rdp import compute_epsilon
 
-    return float(compute_epsilon(ORDERS.tolist(), _curve(spent).tolist(), delta)[0])
+    return float(compute_epsilon(ORDERS.tolist(), rdp_curve(spent).tolist(), delta)[0])
 
 
 def rdp_delta(spent: Spent, epsilon: float) -> float:
     """δ of the noise really added, by the same conversion."""
     from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
-    return float(compute_delta(ORDERS.tolist(), _curve(spent).tolist(), epsilon)[0])
+    return float(compute_delta(ORDERS.tolist(), rdp_curve(spent).tolist(), epsilon)[0])
 
 
 def paper_epsilon(spent: Spent, delta: float) -> float:
@@ -45,7 +45,7 @@ def paper_epsilon(spent: Spent, delta: float) -> float:
     return float(np.min(curve + math.log(1 / delta) / (ORDERS - 1)))
 
 
-def _curve(spent: Spent) -> NDArray[np.float64]:
+def rdp_curve(spent: Spent) -> NDArray[np.float64]:
     """ρ of all rounds at ORDERS.
 
     The bound for fixed-size sampling can exceed the Gaussian's own ρ = α/(2z²). Sampling never

@@ -1,0 +1,201 @@
+"""``dpfedls sweep`` and ``dpfedls tune``: many settings of one recipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpfedls.commands.output import Json, answer, shown
+from dpfedls.errors import InputError, Stopped
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Recipe = Annotated[str, typer.Argument(help="A recipe's name, or a path that ends in .toml.")]
+Grid = Annotated[
+    list[str],
+    typer.Option(help="A key and its values: --grid plan.clip_norm=0.3,0.6. May be repeated."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a key of every run: --set plan.rounds=10. May be repeated."),
+]
+Show = Callable[[list[dict[str, Any]], str, bool], None]
+"""``show(rows, news, done)``."""
+
+
+def sweep(
+    recipe: Recipe,
+    grid: Grid,
+    seeds: Annotated[int, typer.Option(help="Seeds to average over.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for all runs; those that are in it are used again.")
+    ] = None,
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Run every combination of some settings with every seed; table, CSV and comparison report.
+
+    Example: dpfedls sweep demo --grid denoiser.strength=0,1,3 --grid plan.rounds=30,60
+    """
+    from dpfedls.auditing.diagnostics import watchers
+    from dpfedls.runs.grid import points
+    from dpfedls.runs.sweep import sweep as run_sweep
+
+    _check_seeds(seeds)
+    found = points(recipe, grid, set_ or [])
+    folder = out or Path("runs") / f"sweep-{Path(recipe).stem}"
+    with _showing("the same command goes on from here") as show:
+        tell = lambda rows, news, done: show([row.plain() for row in rows], news, done)  # noqa: E731
+        result = run_sweep(found, seeds, folder, tell, watchers)
+    lines = [*_lines(result["rows"]), "", result["note"]]
+    lines += [f"csv: {result['csv']}", f"report: {result['report']}"]
+    answer(result, json, "\n".join(lines))
+    failures = [failure for row in result["rows"] for failure in row["failed"]]
+    if failures:
+        print(f"dpfedls: {len(failures)} runs failed; {failures[0]}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def tune(
+    recipe: Recipe,
+    grid: Grid,
+    seeds: Annotated[int, typer.Option(help="Seeds of the last rung; rungs have 1, 2, 4, …")] = 4,
+    highest: Annotated[
+        str | None, typer.Option(help="Choose the largest of this metric; accuracy if absent.")
+    ] = None,
+    lowest: Annotated[
+        str | None, typer.Option(help="Choose the least of this metric; loss if no accuracy.")
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(help="Also what choosing on people's own data costs, with so many runs."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the best recipe here: NAME.toml.")] = None,
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Find the best settings at the recipe's own ε on proxy data, by successive halving over seeds.
+
+    Example: dpfedls tune demo --grid server_rate=0.3,1 --grid denoiser.strength=0,1,3
+    """
+    from dpfedls.runs import tune as tuning
+    from dpfedls.runs.checkpoint import write_whole
+
+    _check_seeds(seeds)
+    if highest and lowest:
+        raise InputError("--highest and --lowest were both given; one metric decides: remove one")
+    if out is not None and (out.suffix != ".toml" or out.exists()):
+        raise InputError(f"--out {out} must be a new file that ends in .toml; nothing was touched")
+    trials = tuning.trials_for(recipe, grid, set_ or [])
+    goal = tuning.Goal(highest or lowest, highest=not lowest)
+    with _showing("trials are not kept") as show:
+        tell = lambda some, news, done: show([t.plain() for t in some], news, done)  # noqa: E731
+        result = tuning.tune(trials, seeds, goal, tell)
+        if price is not None:
+            result["price"] = tuning.price(trials, price)
+    result["recipe"] = None if out is None else str(out)
+    if out is not None:
+        write_whole(out, f"# dpfedls run {out}\n{result['toml']}".encode())
+    answer(result, json, "\n".join(_tuned(result)))
+
+
+def _tuned(result: dict[str, Any]) -> Iterator[str]:
+    yield from _lines(result["trials"])
+    yield ""
+    settings = " ".join(
+        f"{key}={shown(value)}" for key, value in result["best"]["settings"].items()
+    )
+    yield f"best: {settings}, by the task's {result['evaluated_on']} samples"
+    if result["evaluated_on"] == "test":
+        yield "the task has no validation samples, so the best one's figure is a little too good"
+    if result["recipe"]:
+        yield f"recipe: {result['recipe']}"
+    yield result["note"]
+    if "price" in result:
+        cost = result["price"]
+        yield (
+            f"price on people's own data: ε = {cost['epsilon']:.4g} at δ = {cost['delta']:.2g}, "
+            f"where one run costs {cost['of_one_run']:.4g}: {cost['how']}"
+        )
+
+
+def _check_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise InputError(f"--seeds must be at least 1, got {seeds}; 3 tell luck from a difference")
+
+
+@contextmanager
+def _showing(after: str) -> Iterator[Show]:
+    """A live table on a terminal; elsewhere a line for each run, and now and then for a round."""
+    try:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            with Live(console=Console(stderr=True), refresh_per_second=4) as live:
+                yield lambda rows, news, _: live.update(_live(rows, news))
+        else:
+            yield _plain_lines()
+    except KeyboardInterrupt as interrupt:
+        raise Stopped(f"stopped; {after}") from interrupt
+
+
+def _plain_lines() -> Show:
+    said = time.perf_counter()
+
+    def show(_: list[dict[str, Any]], news: str, done: bool) -> None:
+        nonlocal said
+        if done or time.perf_counter() - said > 10:
+            said = time.perf_counter()
+            print(news, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _live(rows: Sequence[dict[str, Any]], news: str) -> Table:
+    from rich.table import Table
+
+    header, cells = _cells(rows)
+    table = Table(*header, caption=news)
+    for line in cells:
+        table.add_row(*line)
+    return table
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The table as text with columns in line."""
+    header, cells = _cells(rows)
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [header, *cells]
+    ]
+
+
+def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Settings, how many runs, ε of each, every metric as mean ± deviation."""
+    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    header = [*rows[0]["settings"], "runs", "ε", *names]
+    cells = []
+    for row in rows:
+        runs = f"{row['seeds'] if 'seeds' in row else len(row['runs'])}"
+        runs += f", {len(row['failed'])} failed" if row["failed"] else ""
+        metrics = [_figure(name, row["metrics"].get(name)) for name in names]
+        spent = "∞" if row["epsilon"] is None and row["metrics"] else shown(row["epsilon"] or "–")
+        cells.append([*map(shown, row["settings"].values()), runs, spent, *metrics])
+    return header, cells
+
+
+def _figure(name: str, found: dict[str, float | None] | None) -> str:
+    if found is None or found["mean"] is None:
+        return "–"
+    scale, unit = (100, " %") if name == "accuracy" else (1, "")
+    deviation = "" if found["std"] is None else f" ± {scale * found['std']:.2g}"
+    return f"{scale * found['mean']:.4g}{deviation}{unit}"

@@ -1,0 +1,203 @@
+"""``dpfedls tune``: the best settings of a grid at one (ε, δ), tried on data that may be tried on.
+
+A rung is a number of seeds. Fewer rounds, or fewer people, would need other noise for the same ε,
+and a setting that is best there need not be best in the real run: the ranking itself would be
+wrong. Here every trial is the whole run at the whole promise, and a rung only says how well its
+mean is known. All trials of a rung have the same seeds, hence the same cohorts and splits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from functools import cached_property
+from typing import Any
+
+from msgspec.structs import replace
+
+from dpfedls.errors import InputError
+from dpfedls.privacy.accounting.selection import best_of_many_epsilon
+from dpfedls.randomness import SeededStreams
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs.grid import Metrics, Point, axis, described, first_metric, points, spread
+from dpfedls.runs.recipe import Recipe, built
+from dpfedls.runs.record import RoundRecord, last_metrics
+from dpfedls.runs.simulate import simulate
+from dpfedls.tasks.task import make_task
+
+NOTE = (
+    "choose on proxy data: settings chosen on people's own data tell something about them that no "
+    "trial's ε includes; --price says what repeat-and-select would cost"
+)
+# What the promise consists of, and whom it is made to: fixed here, so that trials can be compared.
+_PROMISE = ("plan", "plan.noise_multiplier", "plan.delta", "plan.num_clients", "budget", "task")
+
+
+@dataclass
+class Trial:
+    """A point of the grid and what its seeds came to so far."""
+
+    point: Point
+    metrics: list[Metrics] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "settings": self.point.settings,
+            "metrics": spread(self.metrics),
+            "epsilon": self.epsilon,
+            "seeds": len(self.metrics),
+            "failed": self.failed,
+        }
+
+    @property
+    def epsilon(self) -> float:
+        """What every trial is calibrated to."""
+        assert self.point.recipe.calibrate is not None
+        return self.point.recipe.calibrate.epsilon
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """With its noise chosen: once, for all seeds."""
+        return self.point.recipe.resolved()
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Which metric decides, and whether more of it is better; unnamed: accuracy, else the loss."""
+
+    metric: str | None = None
+    highest: bool = True
+
+    def score(self, trial: Trial) -> float:
+        """The larger, the better; a trial that failed is worse than all others."""
+        metrics = spread(trial.metrics)
+        if trial.failed:
+            return -math.inf
+        name = self.metric or first_metric(metrics)
+        if name not in metrics:
+            raise InputError(
+                f"the task has no metric {name!r} to choose by; it has: {', '.join(metrics)}"
+            )
+        mean = metrics[name]["mean"]
+        if mean is None:
+            return -math.inf
+        highest = self.highest if self.metric else name != "loss"
+        return mean if highest else -mean
+
+
+Tell = Callable[[list[Trial], str, bool], None]
+"""``tell(trials, news, done)`` after every round; ``done`` when a trial has ended."""
+
+
+def trials_for(source: str, grid: Sequence[str], settings: Sequence[str]) -> list[Trial]:
+    """The points of the grid, each calibrated to the ε and δ of the recipe as it stands."""
+    keys = [axis(text)[0] for text in grid]
+    fixed = [key for key in keys if key in _PROMISE or key.split(".")[0] == "calibrate"]
+    if fixed:
+        raise InputError(
+            f"--grid {fixed[0]}=… would change the promise, which tune keeps fixed so that trials "
+            f"can be compared; set it with --set, or compare promises with dpfedls sweep"
+        )
+    base = recipes.read(source, list(settings))
+    _check_proxy(base)
+    epsilon = base.resolved().plan.epsilon() if base.calibrate is None else base.calibrate.epsilon
+    if math.isinf(epsilon):
+        raise InputError(
+            "the recipe adds no noise, so there is no ε to keep fixed; name one: "
+            "--set calibrate.epsilon=4, or compare settings with dpfedls sweep"
+        )
+    last = [f"calibrate.epsilon={epsilon!r}", f"plan.delta={base.plan.target_delta!r}"]
+    return [Trial(point) for point in points(source, grid, settings, last)]
+
+
+def tune(trials: Sequence[Trial], most_seeds: int, goal: Goal, tell: Tell) -> dict[str, Any]:
+    """The best trial by successive halving over seeds: 1, 2, 4, …; the better half goes on."""
+    alive, seeds, evaluated_on = list(trials), 1, ""
+    while True:
+        for trial in alive:
+            for k in range(len(trial.metrics), 0 if trial.failed else seeds):
+                evaluated_on = _try(trial, k, lambda news, done: tell(list(trials), news, done))
+        alive.sort(key=goal.score, reverse=True)  # stable: of equals the first in the grid
+        if seeds >= most_seeds:
+            break
+        # Two at least: the winner is compared with somebody at the full number of seeds.
+        alive = alive[: max(2, math.ceil(len(alive) / 2))]
+        seeds = min(2 * seeds, most_seeds)
+    if alive[0].failed:
+        raise InputError(f"all trials failed; the first one: {trials[0].failed[0]}")
+    best = alive[0]
+    return {
+        "best": best.plain(),
+        "trials": [trial.plain() for trial in trials],
+        "epsilon": best.epsilon,
+        "delta": best.point.recipe.plan.delta,
+        "evaluated_on": evaluated_on,
+        "toml": recipes.encode(replace(best.point.recipe, reproduces="")),  # it is another one now
+        "note": NOTE,
+    }
+
+
+def price(trials: Sequence[Trial], repetitions: float) -> dict[str, Any]:
+    """What choosing among what could be trained would cost on people's own data, and how to."""
+    plans = [trial.recipe.plan for trial in trials if trial.metrics]
+    spent = {(plan.round_event, plan.rounds): plan.spent(plan.rounds) for plan in plans}
+    delta = plans[0].target_delta
+    return {
+        "repetitions": repetitions,
+        "epsilon": best_of_many_epsilon(list(spent.values()), repetitions, delta),
+        "delta": delta,
+        "of_one_run": max(plan.epsilon() for plan in plans),
+        "how": (
+            f"draw a secret number from the Poisson distribution with mean {repetitions:g}; so "
+            "often draw one of the settings at random and train it with fresh noise; release "
+            "only the model that is best on samples that are nobody's, and not how many there were"
+        ),
+    }
+
+
+def _check_proxy(recipe: Recipe) -> None:
+    """Trials keep no ledger, so they must not be of people to whom somebody owes an account."""
+    real = {
+        'mode = "deployed"': recipe.mode == "deployed",
+        "population": recipe.population is not None,
+        "[nodes]": recipe.nodes is not None,
+    }
+    for key in (key for key, there in real.items() if there):
+        raise InputError(
+            f"the recipe has {key}, so it is about real people, and trials are paid for in no "
+            "ledger; tune a copy of it on proxy data, without that key"
+        )
+
+
+def _try(trial: Trial, k: int, tell: Callable[[str, bool], None]) -> str:
+    """Train a trial with its k-th seed, in memory; on which samples it was evaluated."""
+    seed, rounds = trial.point.recipe.seed + k, trial.point.recipe.plan.rounds
+    name, on = f"{trial.point.label} seed={seed}", ""
+
+    def show(record: RoundRecord) -> None:
+        tell(f"{name}: round {record.round}/{rounds}", False)
+
+    try:
+        # Only the last model counts.
+        recipe = replace(trial.recipe, seed=seed, evaluate_every=rounds, diagnose=False)
+        task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+        on = "test" if task.validation is None else "validation"
+        if task.validation is not None:
+            task = changed(task, test=task.validation)
+        if task.test is None:
+            raise InputError(
+                "the task has neither validation nor test samples, so trials cannot be compared; "
+                "give it some: dpfedls.Task(…, validation=(x, y))"
+            )
+        result = simulate(recipe, task, built(recipe.denoiser), None, [show])
+    except InputError as error:
+        trial.failed.append(f"seed {seed}: {error}")
+        tell(f"{name}: failed: {error}", True)
+        return on
+    trial.metrics.append(last_metrics(result.history))
+    tell(f"{name}: {described(trial.metrics[-1])}", True)
+    return on
