@@ -81,6 +81,8 @@ def collect(folder: Path) -> dict[Place, Seeds]:
 def _place(recipe: Recipe) -> Place | None:
     if recipe.task != TASK or not isinstance(recipe.denoiser, LaplacianSmoothing):
         return None
+    if not isinstance(recipe.server_rate, float):
+        return None
     sampling = "Poisson" if isinstance(recipe.plan.sampler, PoissonSampling) else "uniform"
     noise = recipe.plan.noise_multiplier or 0.0
     strength, rate = recipe.denoiser.strength, recipe.server_rate
