@@ -9,13 +9,13 @@ import torch
 
 from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
-from dpfedls.errors import InputError, require_finite, require_share
+from dpfedls.errors import InputError, require_share
 from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import Noise
-from dpfedls.stepping import NoiseRate, Schedule, ServerRate, step_length
+from dpfedls.stepping import Schedule, ServerRate, step_length
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,6 @@ class Server:
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rate, NoiseRate):
-            require_finite("server_rate", self.rate, "the paper uses 1")
         if isinstance(self.denoiser, type) or not callable(self.denoiser):
             raise InputError(
                 f"denoiser = {self.denoiser!r} cannot be called with a release; give for example "
@@ -77,6 +75,10 @@ class Server:
         ahead = getattr(self.denoiser, "ahead", None)
         return state.params if ahead is None else ahead(state.params, state.memory)
 
+    def step(self, state: ServerState) -> float:
+        """What the next round's direction is multiplied by."""
+        return step_length(self.rate, self.schedule, self.plan, state.clip_norm, state.round)
+
     def finish_round(
         self, state: ServerState, total: Total, noise: Noise, nonce: str
     ) -> ServerState:
@@ -86,10 +88,9 @@ class Server:
         release = gaussian_release(  # ── privacy boundary ──
             total, plan, state.clip_norm, t, noise, self.layout
         )
-        step = step_length(self.rate, self.schedule, plan, state.clip_norm, t)
-        release = replace(release, step=step)
+        release = replace(release, step=self.step(state))
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
-        params = state.params + step * direction
+        params = state.params + release.step * direction
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         clip_norm = plan.clipping.following(state.clip_norm, release.inside, t)
         return ServerState(t + 1, params, average, clip_norm, memory)

@@ -13,10 +13,9 @@ Schedule: TypeAlias = Literal["constant", "linear"]  # linear: falling towards z
 
 
 class NoiseRate(Component, frozen=True, tag="noise"):
-    """The server rate at which the whole run leaves noise of this standard deviation in a weight.
+    """The server rate at which a whole run leaves noise of this standard deviation in a weight.
 
-    It follows the clip norm, half the step at twice the norm; with little noise it is ``at_most``.
-    """
+    It follows the clip norm; with little noise it is ``at_most``."""
 
     noise: float
     at_most: float = 1.0

@@ -34,7 +34,7 @@ RELEASED = {"rounds.jsonl", str(FILE)}
 SEALED = {STATEMENT, "report.html", "model.safetensors"}
 """All that a run folder may hold. Whoever adds to it says here what it is made from."""
 CRASHED = {f"{LEDGER}-wal", f"{LEDGER}-shm"}  # the ledger's own, while it is open or after a crash
-LINE = {"round", "epsilon", "clip_norm", "accuracy", "loss", "metrics"}
+LINE = {"round", "epsilon", "clip_norm", "server_rate", "accuracy", "loss", "metrics"}
 NOTES = {"engine", "model", "own_code", "started", "made_by"}
 OPENING = {"format", "plan", "budget", "recipe", "run"}
 TABLES = {"entries", "sqlite_sequence"}

@@ -182,6 +182,11 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
         cost = cost if recipe.budget is None else min(cost, recipe.budget)
         if not math.isclose(line["epsilon"], cost, rel_tol=1e-9):
             problems.append("an ε in rounds.jsonl is not that of the rounds so far")
+        step = _step(world.recipe, before.clip_norm, before.round)
+        if not math.isclose(line["server_rate"], step, rel_tol=1e-9):
+            problems.append(
+                f"the log's server rate of round {line['round']} is not the one promised"
+            )
         if not math.isclose(line["clip_norm"], before.clip_norm, rel_tol=1e-9):
             problems.append("a clip norm in rounds.jsonl does not follow from the releases")
         due = state.round % recipe.evaluate_every == 0 or state.round == recipe.plan.rounds

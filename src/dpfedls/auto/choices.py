@@ -29,10 +29,11 @@ WHY = {
 
 
 def plan_for(
-    num_clients: int, epsilon: float, delta: float | None = None
+    num_clients: int, epsilon: float, delta: float | None = None, rounds: int | None = None
 ) -> tuple[PrivacyPlan, dict[str, str]]:
     """The plan for a promise, and why it is that one."""
-    row = choose_plan(candidates(num_clients, epsilon, delta))
+    counts = ROUNDS if rounds is None else [rounds]
+    row = choose_plan(candidates(num_clients, epsilon, delta, rounds=counts))
     missing = people_needed(epsilon, row)
     if missing is not None:
         raise InputError(f"{missing}; give plan=… to train all the same")
@@ -43,8 +44,7 @@ def plan_for(
     each = row.client_rounds / num_clients
     return plan, {
         "plan.rounds": f"{plan.rounds}: with {plan.expected_cohort:g} people a round the cheapest "
-        f"plan whose noise is low enough, {over}; a person trains {each:.3g} times in the mean, "
-        f"and up to {ROUNDS[-1]} rounds were looked at",
+        f"plan whose noise is low enough, {over}; a person trains {each:.3g} times in the mean",
         "plan.delta": f"{plan.target_delta:.3g}"
         + (f" = {num_clients}^-1.1" if delta is None else ", as given"),
     }

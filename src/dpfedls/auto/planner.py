@@ -10,7 +10,7 @@ then a plan is good enough whatever its waste.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dpfedls.auto.rate import USUAL
@@ -19,6 +19,12 @@ from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.sampling import PoissonSampling
 from dpfedls.stepping import noise_gathered
+
+ENOUGH = 1.1
+QUIET = USUAL / 4  # noise that nobody notices, for clip norms of the usual size
+ROUNDS = (100, 200, 400)
+HOPELESS = 25  # a server rate of less than one part in so many
+_LEAST_COHORT = 20
 
 
 class Row(NamedTuple):
@@ -45,18 +51,19 @@ def candidates(
     *,
     cohort_at_most: int | None = None,
     rounds_at_most: int | None = None,
+    rounds: Sequence[int] = ROUNDS,
 ) -> Iterator[Row]:
     """Plans within the limits, from the cheapest to the dearest, each calibrated when asked for."""
     for name, limit in (("cohort_at_most", cohort_at_most), ("rounds_at_most", rounds_at_most)):
         if limit is not None:
             require_positive(name, limit, "it is a limit on what clients can bear")
     cohorts = _steps(_LEAST_COHORT, min(cohort_at_most or num_clients, num_clients))
-    most = rounds_at_most or ROUNDS[-1]
-    rounds = [count for count in ROUNDS if count <= most] or [most]
+    most = rounds_at_most or max(rounds)
+    counts = [count for count in rounds if count <= most] or [most]
     least = _plan(num_clients, num_clients, 1, delta).calibrated(epsilon).noise
     # Of two that cost the same the one with more rounds: it learns more from as much work.
     for cohort, count in sorted(
-        ((cohort, count) for cohort in cohorts for count in rounds),
+        ((cohort, count) for cohort in cohorts for count in counts),
         key=lambda pair: (pair[0] * pair[1], -pair[1]),
     ):
         plan = _plan(num_clients, cohort, count, delta).calibrated(epsilon)
@@ -100,10 +107,3 @@ def _steps(least: int, most: int) -> list[int]:
     """1, 2, 5, 10, 20, … from the least to the most, both of them included."""
     steps = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
     return sorted({min(least, most), most, *(step for step in steps if least < step < most)})
-
-
-ENOUGH = 1.1
-QUIET = USUAL / 4  # noise that nobody notices, for clip norms of the usual size
-ROUNDS = (100, 200, 400)
-HOPELESS = 50  # server rates below a fiftieth
-_LEAST_COHORT = 20

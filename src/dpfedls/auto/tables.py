@@ -12,14 +12,14 @@ from dpfedls.tasks.task import usual_people
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:
-    """A recipe that gives ``calibrate.epsilon`` and no plan, with one chosen for it.
+    """A recipe that gives ``calibrate.epsilon`` and no sampler, with the rest chosen for it.
 
-    What the table does say stays. A recipe with a sampler, rounds or noise is left alone.
+    What the table does say stays.
     """
     calibrate, plan = values.get("calibrate"), values.get("plan", {})
     if not isinstance(calibrate, dict) or "epsilon" not in calibrate or not isinstance(plan, dict):
         return values
-    if not {"sampler", "rounds", "noise_multiplier"}.isdisjoint(plan):
+    if "sampler" in plan or "noise_multiplier" in plan:
         return values
     people = plan.get("num_clients", usual_people(values.get("task")))
     if not isinstance(people, int):
@@ -27,7 +27,7 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
             "the recipe does not say how many people there are, on which the plan depends; give "
             "plan.num_clients"
         )
-    chosen, why = plan_for(people, calibrate["epsilon"], plan.get("delta"))
+    chosen, why = plan_for(people, calibrate["epsilon"], plan.get("delta"), plan.get("rounds"))
     given = {*values, *(f"plan.{key}" for key in plan)}
     return {
         "local": msgspec.to_builtins(LOCAL),

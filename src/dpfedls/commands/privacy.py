@@ -191,10 +191,12 @@ def plan(
     """Plans for a promise: how many people a round, how many rounds, and what each costs."""
     from dpfedls.auto.planner import candidates, choose_plan, people_needed
 
-    limits = {"cohort_at_most": cohort_at_most, "rounds_at_most": rounds_at_most}
-    rows = list(candidates(clients, epsilon, delta, **limits))
+    found = candidates(
+        clients, epsilon, delta, cohort_at_most=cohort_at_most, rounds_at_most=rounds_at_most
+    )
+    rows = list(found)
     row = choose_plan(iter(rows))
-    found = [
+    shown_rows = [
         {
             "cohort": r.plan.expected_cohort,
             "rounds": r.plan.rounds,
@@ -205,8 +207,8 @@ def plan(
         for r in rows
     ]
     values = {
-        "rows": found,
-        "chosen": found[rows.index(row)],
+        "rows": shown_rows,
+        "chosen": shown_rows[rows.index(row)],
         "epsilon": epsilon,
         "delta": row.plan.target_delta,
         "missing": people_needed(epsilon, row),

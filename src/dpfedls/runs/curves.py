@@ -31,6 +31,8 @@ def charts(groups: Mapping[str, Sequence[Log]], *more: str) -> str:
     drawn.append(_chart(groups, "ε spent", "", lambda line: line.epsilon))
     if len({line.clip_norm for log in logs for line in log}) > len(groups):
         drawn.append(_chart(groups, "Clip norm", "", lambda line: line.clip_norm))
+    if len({line.server_rate for log in logs for line in log}) > len(groups):
+        drawn.append(_chart(groups, "Server rate", "", lambda line: line.server_rate))
     seeds = any(len(group) > 1 for group in groups.values())
     band = "<p>Lines are means over seeds; bands reach from the lowest to the highest.</p>"
     return f'{band if seeds else ""}{nothing}<div class="charts">{"".join([*drawn, *more])}</div>'
@@ -48,11 +50,12 @@ def as_csv(logs: Mapping[str, Log]) -> str:
     names = dict.fromkeys(name for log in logs.values() for line in log for name in line.metrics)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["run", "round", "epsilon", "clip_norm", "seconds", *names])
+    writer.writerow(["run", "round", "epsilon", "clip_norm", "server_rate", "seconds", *names])
     for run, log in logs.items():
         for line in log:
             values = (line.metrics.get(name) for name in names)
-            writer.writerow([run, line.round, line.epsilon, line.clip_norm, line.seconds, *values])
+            first = (run, line.round, line.epsilon, line.clip_norm, line.server_rate, line.seconds)
+            writer.writerow([*first, *values])
     return out.getvalue()
 
 

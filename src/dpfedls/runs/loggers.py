@@ -14,7 +14,12 @@ from dpfedls.tasks import own
 
 def values_of(record: RoundRecord) -> dict[str, float]:
     """All numbers of a round by name; what is not there is left out."""
-    numbers = {"epsilon": record.epsilon, "clip_norm": record.clip_norm, **record.metrics}
+    numbers = {
+        "epsilon": record.epsilon,
+        "clip_norm": record.clip_norm,
+        "server_rate": record.server_rate,
+        **record.metrics,
+    }
     return {name: value for name, value in numbers.items() if value is not None}
 
 

@@ -25,6 +25,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     round: int
     epsilon: float | None  # spent so far, at the plan's δ
     clip_norm: float | None = None  # of this round; null where nothing is clipped
+    server_rate: float | None = None  # of this round
     accuracy: float | None = None
     loss: float | None = None
     metrics: dict[str, float | None] = msgspec.field(

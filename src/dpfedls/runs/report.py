@@ -25,6 +25,7 @@ from dpfedls.runs.curves import as_csv, charts, shown
 from dpfedls.runs.recipe import PYTHON, Recipe
 from dpfedls.runs.record import RoundRecord, last_metrics
 from dpfedls.runs.seal import SEALED, file_digest
+from dpfedls.stepping import NoiseRate
 
 _REPORT = "report.html"
 
@@ -43,6 +44,7 @@ def write_report(
             _simulated(facts),
             html.cards(_headline(recipe, rounds, facts)),
             html.facts(_facts(place, recipe, notes)),
+            _chosen(recipe),
             html.section("By round", charts({recipe.method: [rounds]}, _spectrum(recipe))),
             html.section(
                 "What this ε means for one person",
@@ -105,12 +107,31 @@ def _facts(place: str, recipe: Recipe, notes: dict[str, Any]) -> dict[str, str]:
         f"starts at {clipping.start:g}, then follows a quantile of the updates' lengths",
         "Noise multiplier": f"{plan.noise:.6g}",
         "Method": recipe.method,
-        "Server rate": f"{recipe.server_rate:g}",
+        "Server rate": _server_rate(recipe),
         "Engine": notes.get("engine", ""),
         "Own code": ", ".join(f"{c['used_as']}: {c['name']}" for c in notes.get("own_code", []))
         or ", ".join(recipe.own_code),
     }  # fmt: skip
     return {name: value for name, value in found.items() if value}
+
+
+def _server_rate(recipe: Recipe) -> str:
+    rate, falling = recipe.server_rate, ", falling linearly to zero"
+    said = (
+        f"such that a weight gathers noise of {rate.noise:g} in the whole run, at most "
+        f"{rate.at_most:g}"
+        if isinstance(rate, NoiseRate)
+        else str(rate)
+    )
+    return said + falling * (recipe.schedule == "linear")
+
+
+def _chosen(recipe: Recipe) -> str:
+    """What nobody gave, with the reason for each choice."""
+    if not recipe.chosen:
+        return ""
+    rows = [[key, why] for key, why in recipe.chosen.items()]
+    return html.section("What was chosen", html.table(["setting", "why"], rows, "Choices"))
 
 
 def _settings(component: msgspec.Struct) -> str:

@@ -83,6 +83,7 @@ class Run:
             round=state.round,
             epsilon=plain(self._own_ledger.epsilon()),
             clip_norm=plain(self.state.clip_norm),  # the norm that clipped, not the next one
+            server_rate=self.server.step(self.state),
             accuracy=metrics.get("accuracy"),
             loss=metrics.get("loss"),
             metrics=metrics,
