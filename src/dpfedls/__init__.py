@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpfedls.auditing.training import audit as audit
+    from dpfedls.denoisers import AdaptiveSmoothing as AdaptiveSmoothing
     from dpfedls.denoisers import JamesStein as JamesStein
     from dpfedls.denoisers import LaplacianSmoothing as LaplacianSmoothing
     from dpfedls.denoisers import Momentum as Momentum
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dpfedls.runs.train import train as train
     from dpfedls.sampling import FixedSizeSampling as FixedSizeSampling
     from dpfedls.sampling import PoissonSampling as PoissonSampling
+    from dpfedls.stepping import NoiseRate as NoiseRate
     from dpfedls.tasks.convert import prepare as prepare
     from dpfedls.tasks.convert import replace_batch_norm as replace_batch_norm
     from dpfedls.tasks.task import Task as Task
@@ -41,7 +43,14 @@ __version__ = "0.1.0"
 # Loaded when first asked for (PEP 562), so that `import dpfedls` is instant and loads no torch.
 _HOMES = {
     "auditing.training": ("audit",),
-    "denoisers": ("JamesStein", "LaplacianSmoothing", "Momentum", "SoftThreshold", "smooth"),
+    "denoisers": (
+        "AdaptiveSmoothing",
+        "JamesStein",
+        "LaplacianSmoothing",
+        "Momentum",
+        "SoftThreshold",
+        "smooth",
+    ),
     "denoising": ("Identity", "chain"),
     "errors": ("BudgetExhausted", "InputError"),
     "gaussian": ("Release",),
@@ -55,6 +64,7 @@ _HOMES = {
     "runs.record": ("Result", "RoundRecord"),
     "runs.train": ("train",),
     "sampling": ("FixedSizeSampling", "PoissonSampling"),
+    "stepping": ("NoiseRate",),
     "tasks.convert": ("prepare", "replace_batch_norm"),
     "tasks.task": ("Task",),
     "theory": ("effective_dimension",),

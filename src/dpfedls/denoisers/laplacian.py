@@ -34,6 +34,11 @@ class LaplacianSmoothing(Component, frozen=True, tag="laplacian"):
     order: Order = "BCHW"
 
     def __post_init__(self) -> None:
+        if isinstance(self.strength, str):
+            raise InputError(
+                f"denoiser.strength = {self.strength!r} is no number; smoothing that finds its own "
+                'strength is dpfedls.AdaptiveSmoothing(), in a recipe kind = "adaptive-laplacian"'
+            )
         check_types(self, "denoiser.")
         _check_strength("denoiser.strength", self.strength)
 
