@@ -45,6 +45,8 @@ def replayed(world: World) -> list[ServerState]:
     average, weights = params, 1.0
     for seen in world.record:
         release = seen.releases[0]
+        if seen.number in world.record.lost:  # what a denoiser kept in itself the crash took too
+            denoiser = copy.deepcopy(world.denoiser)
         direction, memory = denoise(denoiser, release, memory)
         params = params + recipe.server_rate * direction
         # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
