@@ -82,7 +82,7 @@ def look(sampler=POISSON, trials=60, **changes):
 
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch):
-    monkeypatch.setattr(noise_module, "DRAWS", 2**17)
+    monkeypatch.setattr(noise_module, "DRAWS", 2**16)
 
 
 def wrap(patch, owner, name, change):
