@@ -13,9 +13,7 @@ Schedule: TypeAlias = Literal["constant", "linear"]  # linear: falling towards z
 
 
 class NoiseRate(Component, frozen=True, tag="noise"):
-    """The server rate at which a whole run leaves noise of this standard deviation in a weight.
-
-    It follows the clip norm; with little noise it is ``at_most``."""
+    """The rate at which a run leaves noise of this deviation in a weight; ``at_most`` without."""
 
     noise: float
     at_most: float = 1.0

@@ -1,15 +1,15 @@
 """Bugs that real systems have had, planted in the real code one at a time: the audit names each.
 
 The audit checks properties and knows none of these bugs. Its false alarms: about three in ten
-thousand audits. Simulated streams are seeded; deployed ones cannot be. Padding
-with another client's sample at weight zero is not seen by the audit:
-tests/engine/test_local_update.py holds it.
+thousand audits. Simulated streams are seeded; deployed ones cannot be. The page lists what is not
+in its reach, and what holds that instead.
 """
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def look(sampler=POISSON, trials=60, **changes):
 
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch):
-    monkeypatch.setattr(noise_module, "DRAWS", 2**17)
+    monkeypatch.setattr(noise_module, "DRAWS", 2**16)
 
 
 def wrap(patch, owner, name, change):
@@ -837,3 +837,12 @@ def test_the_audit_names_the_bug(name, monkeypatch):
 def test_correct_code_raises_no_alarm(sampler, clip_norm):
     """False alarms: about 3e-4 each, in the deployed part only, since the rest is seeded."""
     assert look(sampler, clip_norm=clip_norm) == []
+
+
+def test_the_page_lists_every_planted_bug_and_no_other():
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    table = page.partition("### Planted bugs")[2]
+    rows = [line for line in table.splitlines() if line.endswith("” |")]
+    wanted = [f"| {name} | audit: “{word}” |" for name, (_, word, _) in BUGS.items()]
+    assert rows == wanted
+    assert f"plants each of these {len(BUGS)}" in table

@@ -16,6 +16,7 @@ from scipy import stats
 
 import dpfedls
 from dpfedls import BudgetExhausted, InputError
+from dpfedls.auditing.kept import kept_problems
 from dpfedls.flower import DPFedLS, client_app
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.wording import text
@@ -479,3 +480,13 @@ def test_a_run_on_nodes_is_not_resumed_on_one_machine(tmp_path):
     deploy(small(), tmp_path / "r")
     with pytest.raises(InputError, match="run on nodes"):
         runs.resume(tmp_path / "r")
+
+
+def test_the_folder_holds_what_a_run_folder_may_hold_and_no_more(tmp_path):
+    """What ``dpfedls audit FOLDER`` looks at, of a federation; then with seconds in its log."""
+    folder = tmp_path / "r"
+    deploy(small("plan.rounds=2", 'mode="deployed"'), folder)
+    assert kept_problems(folder) == []
+    line = (folder / "rounds.jsonl").read_bytes()
+    (folder / "rounds.jsonl").write_bytes(line.replace(b"{", b'{"seconds":1.0,', 1))
+    assert "'seconds' should not be in rounds.jsonl" in kept_problems(folder)

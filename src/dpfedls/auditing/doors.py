@@ -66,13 +66,18 @@ def _writes(path: Any, mode: Any, flags: Any) -> bool:
     return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
+def _compiled() -> Path:
+    """Where machine code is kept; it is made from the package's own sources."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or home / "dpfedls")
+
+
 def _harmless(path: str, folder: Path) -> bool:
     found = Path(path).absolute()
     return (
         found.is_relative_to(folder)
         or found.name.endswith(CACHES)
-        or ".nbc." in found.name
-        or ".nbi." in found.name
         or "__pycache__" in found.parts
+        or found.is_relative_to(_compiled())
         or found.is_relative_to("/dev")
     )

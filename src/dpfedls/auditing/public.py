@@ -48,6 +48,8 @@ def replayed(world: World) -> list[ServerState]:
     average, weights = params, 1.0
     for seen in world.record:
         release = seen.releases[0]
+        if seen.number in world.record.lost:  # what a denoiser kept in itself the crash took too
+            denoiser = copy.deepcopy(world.denoiser)
         # Not by the server's own function: the audit has to know what was promised, not what runs.
         step = _step(recipe, norm, seen.number)
         direction, memory = denoise(denoiser, replace(release, step=step), memory)

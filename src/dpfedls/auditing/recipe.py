@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from dpfedls.auditing import cohorts, noise
 from dpfedls.auditing.accounting import delta_at
@@ -19,16 +18,10 @@ from dpfedls.auditing.bounds import largest_deviation, scale_error_found
 from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries
 from dpfedls.auditing.instruments import Record
 from dpfedls.auditing.kept import kept_problems
-from dpfedls.auditing.payments import payment_problems, too_small
-from dpfedls.auditing.public import leaving_problems, neighbour_problems
+from dpfedls.auditing.whole import company_problems, deployed, whole_run_problems
 from dpfedls.auditing.worlds import (
-    World,
-    altered,
-    hostile,
     made_up_lengths,
-    negated,
     run_made_up,
-    run_world,
 )
 from dpfedls.denoising import AnyCallable
 from dpfedls.errors import InputError
@@ -44,7 +37,6 @@ TRIALS = 300  # cheap rounds with made-up updates
 FEWEST_TRIALS = 60
 CONFIDENCE = 0.9999  # of mu_lower
 _EMPTY = 5  # rounds without anybody
-_BLOCK = 6  # people whose data is altered, one after another
 NEAR = 0.97  # a bound below this share of the claim has not seen the mechanism that is claimed
 NOTE = (
     "Passing proves nothing: nothing was seen that the claim does not allow, and another look "
@@ -88,10 +80,12 @@ def audit(
     watch(2, "whole runs")
     with tempfile.TemporaryDirectory(prefix="dpfedls-audit-") as place:
         try:
-            problems |= _whole_runs(small, task, denoiser, Path(place), made_up)
+            problems |= whole_run_problems(
+                small, task, denoiser, Path(place), made_up, person_in(made_up)
+            )
         except InputError as error:  # whatever people send, a run goes on
             problems["whole runs"] = [f"one stopped: {error}"]
-    problems["people in company"] = _company_problems(small, task, denoiser, made_up)
+    problems["people in company"] = company_problems(small, task, denoiser, made_up)
     claimed = recipe.plan.epsilon()
     plan = recipe.plan
     if delta_at(claimed, plan.sampler, plan.num_clients, seen.noise_multiplier, plan.rounds) > (
@@ -200,15 +194,11 @@ def _small(recipe: Recipe, rounds: int) -> Recipe:
     )  # fmt: skip
 
 
-def _deployed(recipe: Recipe) -> Recipe:
-    return msgspec.structs.replace(recipe, mode="deployed")
-
-
 def _many_rounds(recipe: Recipe, trials: int) -> tuple[Record, Seen, dict[str, list[str]]]:
     """Cheap rounds, seeded and deployed: the boundary, the noise, the cohorts."""
     plan, problems = recipe.plan, {}
     kept = None
-    for name, chosen in (("seeded", recipe), ("deployed", _deployed(recipe))):
+    for name, chosen in (("seeded", recipe), ("deployed", deployed(recipe))):
         record = run_made_up(chosen, trials)
         seen = boundary(plan, record)
         problems[f"{name} rounds"] = seen.problems
@@ -236,92 +226,6 @@ def _empty_problems(recipe: Recipe) -> list[str]:
     if len(list(record)) < _EMPTY:
         return [*seen.problems, "a round without a cohort is left out"]
     return seen.problems + fresh_problems(record)
-
-
-def _whole_runs(
-    recipe: Recipe, task: Task, denoiser: AnyCallable, place: Path, drawn: Record
-) -> dict[str, list[str]]:
-    """Two worlds that differ in one person, and a deployed run that a budget ends."""
-    replaced, person = isinstance(recipe.plan.sampler, FixedSizeSampling), person_in(drawn)
-    attack = hostile(person)
-    one = run_world(recipe, altered(task, person), denoiser, place / "one", attack)
-    other = (
-        run_world(recipe, task, denoiser, place / "other", negated(attack, (person,)))
-        if replaced
-        else run_world(recipe, task, denoiser, place / "other", absent=(person,))
-    )
-    limited = msgspec.structs.replace(_deployed(recipe), budget=_budget(recipe.plan))
-    last = run_world(limited, altered(task, person), denoiser, place / "deployed", attack)
-    problems: dict[str, list[str]] = {}
-    for name, world in {"a run": one, "the neighbour's run": other, "a deployed run": last}.items():
-        seen = boundary(recipe.plan, world.record, world.absent)
-        problems[f"{name}, releases"] = seen.problems + fresh_problems(world.record)
-        problems[f"{name}, payments"] = payment_problems(world, seen.noise_multiplier)
-        problems[f"{name}, what leaves"] = leaving_problems(world)
-    problems["two neighbours' runs"] = neighbour_problems(one, other) + _others(one, other, person)
-    if any(not np.array_equal(r.cohort, drawn[r.number].cohort) for r in one.record):
-        problems["two neighbours' runs"].append("after a crash other cohorts are drawn")
-    problems["a deployed run, budget"] = _budget_problems(last)
-    return problems
-
-
-def _others(one: World, other: World, person: int) -> list[str]:
-    """In the first round both worlds have one model and one cohort: nobody else may notice."""
-    rows = []
-    for world in (one, other):
-        first = next(iter(world.record))
-        sent = [row for rows_ in first.rows for row in rows_]
-        rows.append({int(j): row for j, row in zip(first.trained, sent, strict=True)})
-    shared = (rows[0].keys() & rows[1].keys()) - {person}
-    if (rows[0].keys() ^ rows[1].keys()) - {person}:
-        return ["who else trains depends on one person"]
-    for j in shared:
-        room = 1e-4 * float(rows[1][j].abs().max()) + 1e-12
-        if not float((rows[0][j] - rows[1][j]).abs().max()) <= room:
-            return ["one person's data changes another person's update"]
-    return []
-
-
-def _company_problems(
-    recipe: Recipe, task: Task, denoiser: AnyCallable, record: Record
-) -> list[str]:
-    """Whoever of a block has other data: nobody else's update may change."""
-    block = next((seen.cohort for seen in record if len(seen.cohort) > 1), np.arange(0))[:_BLOCK]
-    made = []
-    for person in (None, *block.tolist()):
-        changed = task if person is None else altered(task, person)
-        simulation, model = prepare(recipe, changed, denoiser)
-        params = simulation.server.layout.read(model)
-        made.append(simulation.engine.update(params, block, 0, 1, recipe.plan.clipping.start))
-    for k, rows in enumerate(made[1:]):
-        others = torch.arange(len(block)) != k
-        room = 1e-4 * float(made[0].abs().max()) + 1e-12
-        if not float((rows - made[0])[others].abs().max()) <= room:
-            return ["one person's data changes another person's update"]
-    return []
-
-
-def _budget(plan: PrivacyPlan) -> float:
-    """An ε that covers all rounds but the last, by the second opinion, with little to spare."""
-    enough = max(1, plan.rounds - 1)
-    least, most = 0.0, 1.0
-    arguments = (plan.sampler, plan.num_clients, plan.noise, enough)
-    while delta_at(most, *arguments) > plan.target_delta:
-        most *= 2
-    for _ in range(25):
-        middle = (least + most) / 2
-        above = delta_at(middle, *arguments) > plan.target_delta
-        least, most = (middle, most) if above else (least, middle)
-    return most * 1.001
-
-
-def _budget_problems(world: World) -> list[str]:
-    released, lost = len(list(world.record)), len(world.record.lost)
-    if too_small(world, world.recipe.budget, released + lost, world.recipe.plan.noise):
-        return [f"{released} rounds were released and {lost} lost, more than the budget covers"]
-    if released == 0:
-        return ["nothing was released although the budget covers rounds"]
-    return []
 
 
 def _mu_lower(recipe: Recipe, trials: int, record: Record, seen: Seen) -> float:

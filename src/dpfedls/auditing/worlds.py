@@ -33,7 +33,7 @@ from dpfedls.tasks.task import Task
 
 LENGTHS = (1.0, 1e6, 1.1, 1.0 + 1e-6, 0.5, 3.0, torch.inf, torch.nan)  # of updates, in clip norms
 HOSTILE = (1e6, torch.nan, 1.0, torch.inf, 1.1, 0.5, 3.0, 1.0 + 1e-6)  # one person's, in turn
-_SHAPE = (40, 25)  # of the made-up model, whose rounds are cheap
+SHAPE = (40, 25)  # of the made-up model, whose rounds are cheap
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ def run_made_up(
 def made_up_people(num_clients: int) -> Task:
     """People with one to three samples each, so that a weight by samples would show."""
     sizes = 1 + np.arange(num_clients) % 3
-    samples = torch.zeros(int(sizes.sum()), _SHAPE[0])
+    samples = torch.zeros(int(sizes.sum()), SHAPE[0])
     data = ClientData(samples, samples[:, 0].long(), np.cumsum(sizes) - sizes, sizes)
-    return Task(data, nn.Linear(*_SHAPE))
+    return Task(data, nn.Linear(*SHAPE))
 
 
 def all_made_up(clients: Indices, round_: int, norm: float, updates: Updates) -> Updates:
@@ -241,8 +241,8 @@ def _said() -> Iterator[Any]:
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(f"{record.levelname} {record.getMessage()}")
     log = logging.getLogger("dpfedls")
-    level = log.level
-    log.addHandler(handler)
+    level, others, propagates = log.level, log.handlers, log.propagate
+    log.handlers, log.propagate = [handler], False  # people need not hear of crashes that are made
     log.setLevel(logging.DEBUG)
     out, errors = io.StringIO(), io.StringIO()
     try:
@@ -250,4 +250,4 @@ def _said() -> Iterator[Any]:
             yield lambda: "\n".join([*messages, out.getvalue(), errors.getvalue()])
     finally:
         log.setLevel(level)
-        log.removeHandler(handler)
+        log.handlers, log.propagate = others, propagates
