@@ -172,7 +172,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     for number, line in enumerate(lines, start=1):
         try:
             found.append(msgspec.json.decode(line, type=kind))
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if number < len(lines):
                 raise InputError(
                     f"{path}, line {number} cannot be read ({error}); restore it from a backup"
