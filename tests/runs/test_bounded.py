@@ -153,7 +153,7 @@ def test_bounded_reading_says_how_much_it_takes(tmp_path):
 
 @pytest.mark.parametrize("name", ["ledger.sqlite", "rounds.jsonl", "privacy.json"])
 def test_resuming_after_damage_is_refused_in_one_line_or_mends_it(finished, tmp_path, name):
-    """Flipped bytes and cuts, and then ``resume``: never another ε, never a run that is not valid."""
+    """Flipped bytes and cuts, then ``resume``: never another ε, never a run that is not valid."""
     folder, rng = tmp_path / "copy", np.random.default_rng(11)
     spent, good = verify(finished)["spent_epsilon"], (finished / name).read_bytes()
     for k in range(12):
