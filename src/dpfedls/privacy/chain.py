@@ -65,7 +65,7 @@ def open_to_write(path: Path, *, wait: float, alone: bool) -> sqlite3.Connection
     can read it, and what SQLite puts beside it.
     """
     if not path.exists():
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, PRIVATE))
         sync_folder(path.parent)
     try:
         connection = sqlite3.connect(path, timeout=wait, isolation_level=None)
