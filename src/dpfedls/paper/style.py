@@ -16,8 +16,8 @@ import numpy as np
 from dpfedls.errors import InputError
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.provenance import page, provenance
+from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.chart import COLOURS
-from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.jsonable import plain
 
 if TYPE_CHECKING:
