@@ -9,8 +9,8 @@ setup: .venv/installed  ## create .venv and install the package with what demo a
 
 .venv/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.3"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt --editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
 	@touch $@
 
 demo: setup  ## DP-Fed against DP-Fed-LS at the same privacy budget, offline, in under a minute

@@ -26,6 +26,7 @@ from dpfedls.errors import (
     require_positive,
 )
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.batches import batch_width
 from dpfedls.people.losses import Loss, require_one_loss_per_sample
 from dpfedls.people.precision import computing_in, to_precision
 from dpfedls.randomness import shuffled
@@ -101,10 +102,9 @@ def schedule(
     A client's rows depend on the key and the client alone, not on who else is in the block, and
     all of them together take no more memory than the samples to be seen.
     """
-    sizes, width = data.sizes[clients], local.batch_size
-    groups = []
+    sizes, groups = data.sizes[clients], []
     for size in np.unique(sizes).tolist():
-        group = clients[sizes == size]
+        group, width = clients[sizes == size], batch_width(local.batch_size, size)
         per_pass = -(-size // width)  # the last short batch included
         passes = local.epochs or -(-(local.steps or 0) // max(per_pass, 1))
         rows = np.empty((len(group), passes, per_pass * width), dtype=np.int64)

@@ -42,6 +42,7 @@ def diagnosed(tmp_path_factory):
 
 
 def test_a_line_for_every_judged_round(diagnosed):
+    assert (diagnosed / "diagnostics.jsonl").stat().st_mode & 0o077 == 0  # for its owner alone
     lines = [json.loads(line) for line in (diagnosed / "diagnostics.jsonl").open()]
     assert [line["round"] for line in lines] == [2, 4, 5]
     keys = {"round", "training_loss", "training_accuracy", "validation_loss"}

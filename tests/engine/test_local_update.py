@@ -151,3 +151,31 @@ def test_a_short_batch_is_filled_with_ones_own_sample():
         low = data.starts[client]
         assert low <= seen.min() <= seen.max() < low + sizes[client]
         assert (own >= 0).sum() == 3 * sizes[client]
+
+
+def people_of(*sizes):
+    """Random samples of so many people."""
+    rng, starts = torch.Generator().manual_seed(4), np.cumsum([0, *sizes[:-1]])
+    features = torch.randn(sum(sizes), 5, generator=rng)
+    targets = torch.randint(3, (sum(sizes),), generator=rng)
+    return ClientData(features, targets, starts, np.array(sizes))
+
+
+def test_a_batch_of_millions_takes_no_more_than_a_client_has():
+    """20,000,000 took 9.5 GB for people of ten samples."""
+    data = people_of(10, 10, 700)
+    _, groups = schedule(LocalSGD(epochs=2, batch_size=20_000_000), data, np.arange(3), key=5)
+    assert [group.shape for group in groups] == [(2, 2, 256), (1, 2, 1024)]
+    assert [int((group >= 0).sum()) for group in groups] == [2 * 2 * 10, 2 * 700]
+
+
+def test_clients_of_other_widths_change_nothing():
+    """A client's padding follows from its own samples: to the last bit the same in any company."""
+    data, settings = people_of(10, 600, 10, 3000), LocalSGD(epochs=2, batch_size=10**7)
+    model = torch.nn.Linear(5, 3)
+    vmapped, params = built(VmappedUpdate, model, data, settings)
+    looped, _ = built(LoopedUpdate, model, data, settings)
+    together = vmapped(params, np.arange(4), 0, key=1, radius=0.3)
+    alone = torch.cat([vmapped(params, np.array([j]), 0, key=1, radius=0.3) for j in range(4)])
+    torch.testing.assert_close(together, looped(params, np.arange(4), 0, key=1, radius=0.3))
+    assert torch.equal(together[[1, 3]], alone[[1, 3]])

@@ -110,10 +110,12 @@ def test_a_statement_that_is_none(copy, content):
         dpfedls.load(copy, nn.Linear(64, 4))
 
 
-@pytest.mark.parametrize("line", ['{"round": 3}', '{"round": 1, "epsilon": "x"}', "[3]", "3", "{"])
+@pytest.mark.parametrize(
+    "line", ['{"round": 3}', '{"round": 1, "epsilon": "x"}', "[3]", "3", "{", '{"\xa9": 1}']
+)
 def test_a_line_of_the_log_that_is_none(copy, line):
     lines = (copy / "rounds.jsonl").read_text().splitlines()
-    (copy / "rounds.jsonl").write_text("\n".join([line, *lines]))
+    (copy / "rounds.jsonl").write_bytes("\n".join([line, *lines]).encode("latin-1"))
     assert "\n" not in looked_at(copy)
     with pytest.raises(InputError, match="line 1 cannot be read"):
         read_rounds(copy)
@@ -147,3 +149,24 @@ def test_bounded_reading_says_how_much_it_takes(tmp_path):
     assert read_bounded(tmp_path / "file", 5) == b"12345"
     with pytest.raises(InputError, match="has 5 bytes, but dpfedls never writes more than 4"):
         read_bounded(tmp_path / "file", 4)
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", "rounds.jsonl", "privacy.json"])
+def test_resuming_after_damage_is_refused_in_one_line_or_mends_it(finished, tmp_path, name):
+    """Flipped bytes and cuts, then ``resume``: never another ε, never a run that is not valid."""
+    folder, rng = tmp_path / "copy", np.random.default_rng(11)
+    spent, good = verify(finished)["spent_epsilon"], (finished / name).read_bytes()
+    for k in range(12):
+        shutil.copytree(finished, folder)
+        where, bad = int(rng.integers(len(good))), bytearray(good)
+        bad[where:] = [] if k % 6 == 0 else [bad[where] ^ 0x95, *bad[where + 1 :]]
+        (folder / name).write_bytes(bad)
+        try:
+            runs.resume(folder)
+        except InputError as error:
+            said = str(error)
+            assert "\n" not in said
+        else:
+            found = verify(folder)
+            assert (found["valid"], found["spent_epsilon"]) == (True, spent), (k, where)
+        shutil.rmtree(folder)

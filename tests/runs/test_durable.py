@@ -61,7 +61,7 @@ def test_nothing_is_left_behind(tmp_path):
     assert not is_temporary(tmp_path / "mine.part")
 
 
-def test_ledger_and_diagnostics_are_for_their_owner_alone(tmp_path):
+def test_a_ledger_is_for_its_owner_alone(tmp_path):
     runs.start(recipes.read("synthetic", SMALL), tmp_path / "run")
     assert stat.S_IMODE((tmp_path / "run" / "ledger.sqlite").stat().st_mode) == 0o600
     write_whole(tmp_path / "secret", b"", 0o600)

@@ -131,3 +131,9 @@ def test_fingerprints_tell_recipes_apart():
     a, b = recipes.read("synthetic"), recipes.read("synthetic", ["seed=1"])
     assert recipes.fingerprint(a) == recipes.fingerprint(recipes.read("synthetic"))
     assert recipes.fingerprint(a) != recipes.fingerprint(b)
+
+
+@pytest.mark.parametrize("rate", ["1e-320", "1e-9"])
+def test_a_rate_that_draws_nobody_is_refused_before_anything_is_paid(rate):
+    with pytest.raises(InputError, match="people a round on average"):
+        recipes.read("synthetic", ["plan.num_clients=60", f"plan.sampler.rate={rate}"])

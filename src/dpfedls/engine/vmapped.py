@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
@@ -34,6 +36,9 @@ class VmappedUpdate(Update):
         self, params: Vector, clients: Indices, round_: int, key: int, radius: float
     ) -> Updates:
         order, groups = schedule(self.local, self.data, clients, key)
+        if len({group.shape[2] for group in groups}) > 1:
+            wide = np.repeat([g.shape[2] for g in groups], [len(g) for g in groups])
+            return self._by_width(wide[np.argsort(order)], params, clients, round_, key, radius)
         rows = [torch.from_numpy(group).to(params.device) for group in groups]
         short = [[bool((g < 0).any()) for g in group.swapaxes(0, 1)] for group in groups]
         centre = list(self.layout.split(params).values())
@@ -55,6 +60,17 @@ class VmappedUpdate(Update):
             return joined
         places = torch.from_numpy(order).to(params.device)
         return torch.empty_like(joined).index_copy_(0, places, joined)
+
+    def _by_width(
+        self, widths: np.ndarray, params: Vector, clients: Indices, *public: Any
+    ) -> Updates:
+        """Batches too large for some clients: those of one width at a time (see batch_width)."""
+        updates = params.new_empty(len(clients), len(params))
+        for width in np.unique(widths):
+            places = np.flatnonzero(widths == width)
+            made = self(params, clients[places], *public)
+            updates[torch.from_numpy(places).to(params.device)] = made
+        return updates
 
     def _gradients(self, weights: list[Tensor], batch: Tensor, padded: bool) -> tuple[Tensor, ...]:
         """Of each client's mean loss on the samples of its own in the batch."""

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from dpfedls.paper.items import ITEMS
-from dpfedls.runs.checkpoint import write_whole
+from dpfedls.privacy.durable import write_whole
 
 PAGES = {
     "mnist": (

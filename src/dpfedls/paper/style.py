@@ -17,7 +17,7 @@ from dpfedls.errors import InputError
 from dpfedls.pages.chart import COLOURS
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.provenance import page, provenance
-from dpfedls.runs.checkpoint import write_whole
+from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.jsonable import plain
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from dpfedls.paper.cells import Run
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.provenance import page, provenance
-from dpfedls.runs.checkpoint import write_whole
+from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.jsonable import plain
 
 

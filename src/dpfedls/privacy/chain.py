@@ -65,7 +65,7 @@ def open_to_write(path: Path, *, wait: float, alone: bool) -> sqlite3.Connection
     can read it, and what SQLite puts beside it.
     """
     if not path.exists():
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, PRIVATE))
         sync_folder(path.parent)
     try:
         connection = sqlite3.connect(path, timeout=wait, isolation_level=None)
@@ -77,7 +77,7 @@ def open_to_write(path: Path, *, wait: float, alone: bool) -> sqlite3.Connection
         except BaseException:
             connection.close()
             raise
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # damage reaches SQLite's own messages
         _raise_if_the_disk_failed(error, path)
         if is_busy(error):
             raise InputError(
@@ -126,7 +126,7 @@ def read_rows(path: Path) -> tuple[str, list[Row]]:
         return _read(copy.as_uri())
 
 
-def is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: Exception) -> bool:
     """Whether somebody else holds the file."""
     return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -137,10 +137,10 @@ def _read(uri: str) -> tuple[str, list[Row]]:
 
 
 def _integrity(connection: sqlite3.Connection) -> str:
-    return connection.execute("PRAGMA integrity_check").fetchone()[0]
+    return " ".join(connection.execute("PRAGMA integrity_check").fetchone()[0].split())
 
 
-def _raise_if_the_disk_failed(error: sqlite3.Error, path: Path | str) -> None:
+def _raise_if_the_disk_failed(error: Exception, path: Path | str) -> None:
     """A full or failing disk is no damage: say it as every other write does."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where in SQLite
     if code in _DISK:

@@ -6,7 +6,7 @@ spent twice. Whatever was written after a payment is evidence of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -81,14 +81,12 @@ def _altered_since(found: Checkpoint | None, heads: list[str]) -> int | None:
     return None if heads[found.round : found.round + 1] == [found.log_head] else found.round
 
 
-def _require_finished(
-    folder: Path, ledger: SqliteLedger, account: Ledger, paid: Iterable[int]
-) -> None:
+def _require_finished(folder: Path, ledger: SqliteLedger, account: Ledger, paid: set[int]) -> None:
     """What is written at the end of a run must not stand beside a ledger that has rounds left."""
     there = [name for name in _AT_THE_END if (folder / name).is_file()]
     if not there:
         return
-    if set(paid) < set(range(ledger.plan.rounds)):
+    if not paid >= set(range(ledger.plan.rounds)):
         try:
             account.check(ledger.plan.round_event)
         except BudgetExhausted:

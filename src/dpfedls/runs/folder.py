@@ -15,7 +15,7 @@ from torch import nn
 from dpfedls.errors import InputError
 from dpfedls.parameters import Layout
 from dpfedls.privacy import bounded
-from dpfedls.privacy.durable import append, is_temporary, make_folder, write_whole
+from dpfedls.privacy.durable import append, is_temporary, make_folder, sync_folder, write_whole
 from dpfedls.privacy.ledger import Ledger, SqliteLedger
 from dpfedls.privacy.population import JointLedger, Population, population_path
 from dpfedls.runs import recipe as recipes
@@ -104,6 +104,8 @@ class RunFolder:
         memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
         heads = (self.ledger.head, self.ledger.log)
         Checkpoint(state.round, params, average, state.clip_norm, memory, *heads).save(self.folder)
+        if self.recipe.mode == "deployed":  # a lost checkpoint would be paid for again
+            sync_folder((self.folder / FILE).parent)
 
     def seal(self, model: nn.Module, rounds: list[RoundRecord], facts: dict[str, Any]) -> None:
         """Close the ledger; write model, statement and report."""
@@ -173,7 +175,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     for number, line in enumerate(lines, start=1):
         try:
             found.append(msgspec.json.decode(line, type=kind))
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if number < len(lines):
                 raise InputError(
                     f"{path}, line {number} cannot be read ({error}); restore it from a backup"

@@ -60,6 +60,7 @@ class OwnDenoiser(Component, frozen=True, tag="own"):
 
 NamedDenoiser: TypeAlias = AnyDenoiser | OwnDenoiser
 _KINDS = {kind.__struct_config__.tag for kind in get_args(AnyDenoiser)}
+_FEWEST = 1e-3  # people expected in a round
 PYTHON = "given in Python"  # the task of a run that dpfedls.train started with objects
 
 
@@ -97,6 +98,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             require_positive("block_size", self.block_size, "it is how many clients train at once")
         if self.budget is not None:
             require_finite("budget", self.budget, "it is the ε never to exceed")
+        if self.plan.expected_cohort < _FEWEST:
+            raise InputError(
+                f"plan.sampler draws {self.plan.expected_cohort:.3g} people a round on average, so "
+                "noise is divided by next to nothing and every round is paid for in vain; raise "
+                "its rate"
+            )
         if self.diagnose and self.mode == "deployed":
             raise InputError(
                 "diagnose = true evaluates the model on people's own samples, and what leaves the "
