@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-browser docs check results-check clean
+.PHONY: setup demo test test-browser test-adapters docs check results-check clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/installed  ## create .venv and install the package with what demo and tests need
@@ -26,6 +26,11 @@ test-browser: setup  ## the pages in a real Chromium, which is installed if ther
 		$(BIN)/python -m playwright install --with-deps chromium
 	DPFEDLS_BROWSER=1 $(BIN)/python -m pytest tests/browser
 
+test-adapters: setup  ## the denoisers inside Opacus and pfl, installed in a folder of their own
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .adapters \
+		opacus==1.6.0 opt_einsum==3.4.0 pfl==0.6.0 multiprocess==0.70.19 dill==0.4.1
+	PYTHONPATH=.adapters $(BIN)/python -m pytest tests/adapters
+
 docs: setup  ## the documentation site, in site/; a broken link is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -41,6 +46,11 @@ results-test-browser: setup  ## the pages in a real Chromium, which is installed
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || \
 		$(BIN)/python -m playwright install --with-deps chromium
 	DPFEDLS_BROWSER=1 $(BIN)/python -m pytest tests/browser
+
+test-adapters: setup  ## the denoisers inside Opacus and pfl, installed in a folder of their own
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .adapters \
+		opacus==1.6.0 opt_einsum==3.4.0 pfl==0.6.0 multiprocess==0.70.19 dill==0.4.1
+	PYTHONPATH=.adapters $(BIN)/python -m pytest tests/adapters
 
 docs: setup  ## the documentation site, in site/; a broken link is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"

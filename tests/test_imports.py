@@ -19,7 +19,7 @@ LAYERS = [
     {"gaussian", "clipping"},
     {"denoising", "denoisers", "server"},
     {"people", "local_sgd", "metrics", "engine", "simulation", "tasks"},
-    {"runs", "flower"},
+    {"runs", "flower", "adapters"},
     {"audit", "paper"},
     {"commands"},
 ]
