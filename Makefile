@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-browser test-adapters docs check results-check clean
+.PHONY: setup demo test test-browser test-adapters docs dist check results-check clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/installed  ## create .venv and install the package with what demo and tests need
@@ -35,6 +35,17 @@ docs: setup  ## the documentation site, in site/; a broken link is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+dist: setup  ## wheel and sdist, each installed in a bare environment and tried
+	rm -rf dist .bare
+	$(BIN)/uv build --quiet
+	for made in dist/*.whl dist/*.tar.gz; do \
+		rm -rf .bare && $(PYTHON) -m venv .bare && \
+		.bare/bin/python -m pip install --quiet --constraint constraints.txt $$made && \
+		(cd .bare && bin/dpfedls --version && bin/dpfedls doctor && bin/dpfedls planner --out p.html && \
+		bin/dpfedls run synthetic --set plan.rounds=2 --out r && bin/dpfedls privacy verify r) || exit 1; \
+	done
+	rm -rf .bare
+
 check: setup  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -56,6 +67,17 @@ docs: setup  ## the documentation site, in site/; a broken link is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+dist: setup  ## wheel and sdist, each installed in a bare environment and tried
+	rm -rf dist .bare
+	$(BIN)/uv build --quiet
+	for made in dist/*.whl dist/*.tar.gz; do \
+		rm -rf .bare && $(PYTHON) -m venv .bare && \
+		.bare/bin/python -m pip install --quiet --constraint constraints.txt $$made && \
+		(cd .bare && bin/dpfedls --version && bin/dpfedls doctor && bin/dpfedls planner --out p.html && \
+		bin/dpfedls run synthetic --set plan.rounds=2 --out r && bin/dpfedls privacy verify r) || exit 1; \
+	done
+	rm -rf .bare
+
 check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
 	$(BIN)/python -m dpfedls.paper.check docs/results/table2.json
 
@@ -65,4 +87,4 @@ bench: setup  ## speed beside pfl, Flower and plain torch, in about 20 minutes; 
 	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## remove the environment and caches
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .adapters .bare site dist .pytest_cache .ruff_cache .hypothesis .coverage
