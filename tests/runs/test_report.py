@@ -145,6 +145,17 @@ def test_two_folders_of_one_name_are_both_shown(folders, tmp_path):
         compare([tmp_path], tmp_path / "no.html")
 
 
+@pytest.mark.parametrize("damage", [b'{"epsilon": 0.01}', b"[]", b"{"])
+def test_a_statement_that_does_not_hold_is_not_shown(folders, tmp_path, damage):
+    copy = tmp_path / "copy"
+    shutil.copytree(folders[0], copy)
+    (copy / "privacy.json").write_bytes(damage)
+    compare([copy], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "copy is not to be relied on" in page
+    assert "Privacy statement<" not in page
+
+
 def test_a_resumed_run_keeps_the_day_it_was_started(tmp_path, monkeypatch):
     notes = tmp_path / "notes.json"
     monkeypatch.setattr(origin, "commit", lambda: "first")

@@ -18,7 +18,7 @@ from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import last_metrics
 from dpfedls.runs.seal import STATEMENT
-from dpfedls.runs.verify import read_statement
+from dpfedls.runs.verify import read_statement, verify
 
 
 def compare(folders: Sequence[Path], out: Path) -> None:
@@ -89,6 +89,9 @@ def _table(recipes: dict[str, Recipe], logs: Mapping[str, Log]) -> str:
 def _statement(name: str, recipe: Recipe, folder: Path) -> str:
     if not (folder / STATEMENT).is_file():
         return html.paragraph(f"{name} is not finished and has promised nothing yet.", "quiet")
+    problems = verify(folder)["problems"]
+    if problems:  # nobody should sign what does not hold
+        return html.paragraph(f"{name} is not to be relied on: {problems[0]}.", "note")
     facts = read_statement(folder)
     curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
     said = html.paragraph(meaning(facts, curve), "meaning") + html.from_markdown(text(facts), 2)
