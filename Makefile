@@ -1,8 +1,9 @@
 # One command each; every target sets up what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: setup demo test test-browser docs check results-check clean
+.PHONY: setup demo test test-browser test-adapters check docs dist results-check bench clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/installed  ## create .venv and install the package with what demo and tests need
@@ -10,7 +11,7 @@ setup: .venv/installed  ## create .venv and install the package with what demo a
 .venv/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.3"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt --editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
+	$(PIP) --editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
 	@touch $@
 
 demo: setup  ## DP-Fed against DP-Fed-LS at the same privacy budget, offline, in under a minute
@@ -20,39 +21,43 @@ test: setup  ## every test, with the branch coverage of the core
 	$(BIN)/python -m pytest -n 2 --cov --cov-fail-under=95
 
 test-browser: setup  ## the pages in a real Chromium, which is installed if there is none
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
+	$(PIP) --group browser
 	@command -v chromium >/dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || \
 		$(BIN)/python -m playwright install --with-deps chromium
 	DPFEDLS_BROWSER=1 $(BIN)/python -m pytest tests/browser
 
-docs: setup  ## the documentation site, in site/; a broken link is an error
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+test-adapters: setup  ## the denoisers inside Opacus and pfl, installed in a folder of their own
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .adapters \
+		opacus==1.6.0 opt_einsum==3.4.0 pfl==0.6.0 multiprocess==0.70.19 dill==0.4.1
+	PYTHONPATH=.adapters $(BIN)/python -m pytest tests/adapters
 
 check: setup  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 
-results-test-browser: setup  ## the pages in a real Chromium, which is installed if there is none
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
-	@command -v chromium >/dev/null || \
-		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || \
-		$(BIN)/python -m playwright install --with-deps chromium
-	DPFEDLS_BROWSER=1 $(BIN)/python -m pytest tests/browser
-
 docs: setup  ## the documentation site, in site/; a broken link is an error
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(PIP) --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
+dist: setup  ## wheel and sdist, each installed in a bare environment and tried
+	rm -rf dist
+	$(BIN)/uv build --quiet
+	for made in dist/*.whl dist/*.tar.gz; do \
+		rm -rf .bare && $(PYTHON) -m venv .bare && \
+		.bare/bin/python -m pip install --quiet --constraint constraints.txt $$made && \
+		(cd .bare && bin/dpfedls --version && bin/dpfedls planner && \
+		bin/dpfedls run synthetic --set plan.rounds=2 --out r && bin/dpfedls privacy verify r) || exit 1; \
+	done
+	rm -rf .bare
+
+results-check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
 	$(BIN)/python -m dpfedls.paper.check docs/results/table2.json
 
-.PHONY: bench
 bench: setup  ## speed beside pfl, Flower and plain torch, in about 20 minutes; then how ours grows
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## remove the environment and caches
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .adapters .bare site dist .pytest_cache .ruff_cache .hypothesis .coverage

@@ -20,7 +20,7 @@ LAYERS = [
     {"denoising", "denoisers", "server", "stepping"},
     {"people", "local_sgd", "metrics", "engine", "simulation", "tasks"},
     {"auto"},
-    {"runs", "flower"},
+    {"runs", "flower", "adapters"},
     {"auditing", "paper"},
     {"commands"},
 ]

@@ -20,7 +20,9 @@ from dpfedls.privacy.statement import statement
 from dpfedls.runs import origin, simulate
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.compare import compare
+from dpfedls.runs.curves import csv_link
 from dpfedls.runs.folder import read_recipe, read_rounds
+from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
 from dpfedls.runs.seal import file_digest
 from dpfedls.runs.verify import read_statement
@@ -114,6 +116,12 @@ def test_the_data_of_a_page_is_the_log(folders, tmp_path):
     assert {row["run"] for row in rows} == {folder.name for folder in folders}
 
 
+def test_a_long_run_does_not_burst_its_page():
+    line = RoundRecord(round=1, epsilon=0.123456789, metrics={"accuracy": 0.123456789})
+    assert "Too much for a page" in csv_link("rounds.csv", {"r": [line] * 60_000})
+    assert len(csv_link("rounds.csv", {"r": [line] * 20_000})) < 2_000_000
+
+
 def test_seeds_of_one_recipe_are_one_line_with_a_band(folders, tmp_path):
     compare(folders, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
@@ -135,6 +143,17 @@ def test_two_folders_of_one_name_are_both_shown(folders, tmp_path):
     assert "is not finished" in page
     with pytest.raises(InputError, match="is not a run folder"):
         compare([tmp_path], tmp_path / "no.html")
+
+
+@pytest.mark.parametrize("damage", [b'{"epsilon": 0.01}', b"[]", b"{"])
+def test_a_statement_that_does_not_hold_is_not_shown(folders, tmp_path, damage):
+    copy = tmp_path / "copy"
+    shutil.copytree(folders[0], copy)
+    (copy / "privacy.json").write_bytes(damage)
+    compare([copy], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "copy is not to be relied on" in page
+    assert "Privacy statement<" not in page
 
 
 def test_a_resumed_run_keeps_the_day_it_was_started(tmp_path, monkeypatch):
@@ -177,7 +196,7 @@ def test_charts_stay_small_and_keep_the_last_round():
     assert len(drawn) < 40_000
     assert ">0.0001</text>" in drawn
     thick = re.search(r'<polyline[^>]*points="([^"]+)"', drawn)[1].split()
-    assert thick[-1].startswith("448.0,")  # the right edge
+    assert thick[-1].startswith("446.0,")  # the right edge
     assert line_chart({"a": Line([(1, float("nan"))])}, "t", "x", "y") == ""
     assert line_chart({"a": Line([(1, 0.0)])}, "t", "x", "y", log_y=True) == ""
 

@@ -12,7 +12,7 @@ import numpy as np
 # Okabe and Ito's colours, told apart by colour-blind readers too; page.css has them for screens.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")  # told apart in grey print too
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 460, 270, 52, 40, 10, 12
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 460, 270, 58, 40, 10, 14
 _MOST_POINTS = 400  # of a line; a screen shows no more, and a page stays small
 
 Point: TypeAlias = tuple[float, float]

@@ -13,14 +13,12 @@ from dpfedls.pages import html
 from dpfedls.privacy.durable import write_whole
 from dpfedls.privacy.meaning import attack_curve, meaning
 from dpfedls.privacy.wording import text
-from dpfedls.runs.curves import Log, as_csv, charts, shown
+from dpfedls.runs.curves import Log, charts, csv_link, shown
 from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import last_metrics
 from dpfedls.runs.seal import STATEMENT
-from dpfedls.runs.verify import read_statement
-
-_LARGEST_CSV = 1_500_000  # in characters, so that a page stays below 3 MB
+from dpfedls.runs.verify import read_statement, verify
 
 
 def compare(folders: Sequence[Path], out: Path) -> None:
@@ -37,7 +35,7 @@ def compare(folders: Sequence[Path], out: Path) -> None:
             "Privacy statements",
             *(_statement(name, recipes[name], folder) for name, folder in runs.items()),
         ),
-        html.section("Data", _data(logs)),
+        html.section("Data", csv_link("runs.csv", logs)),
     )
     write_whole(out, page)
 
@@ -91,14 +89,10 @@ def _table(recipes: dict[str, Recipe], logs: Mapping[str, Log]) -> str:
 def _statement(name: str, recipe: Recipe, folder: Path) -> str:
     if not (folder / STATEMENT).is_file():
         return html.paragraph(f"{name} is not finished and has promised nothing yet.", "quiet")
+    problems = verify(folder)["problems"]
+    if problems:  # nobody should sign what does not hold
+        return html.paragraph(f"{name} is not to be relied on: {problems[0]}.", "note")
     facts = read_statement(folder)
     curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
     said = html.paragraph(meaning(facts, curve), "meaning") + html.from_markdown(text(facts), 2)
     return html.details(name, said)
-
-
-def _data(logs: Mapping[str, Log]) -> str:
-    values = as_csv(logs)
-    if len(values) > _LARGEST_CSV:
-        return html.paragraph("Too much for a page: each run's folder has it as rounds.jsonl.")
-    return html.download("runs.csv", values)

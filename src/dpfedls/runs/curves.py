@@ -9,10 +9,12 @@ from statistics import mean
 from typing import TypeAlias
 
 from dpfedls.pages.chart import Line, line_chart
+from dpfedls.pages.html import download, paragraph
 from dpfedls.runs.record import RoundRecord
 
 Log: TypeAlias = Sequence[RoundRecord]
 
+_LARGEST_CSV = 1_500_000  # in characters, so that a page stays below 3 MB
 _NOTHING = "<p>No round was evaluated: there were no test samples, or nothing was released.</p>"
 
 
@@ -43,6 +45,14 @@ def shown(name: str, value: float | None) -> str:
     if value is None:
         return "–"
     return f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4g}"
+
+
+def csv_link(name: str, logs: Mapping[str, Log]) -> str:
+    """A link that saves the logs as CSV, if they are not too much for a page."""
+    values = as_csv(logs)
+    if len(values) > _LARGEST_CSV:
+        return paragraph("Too much for a page: each run's folder has it as rounds.jsonl.")
+    return download(name, values)
 
 
 def as_csv(logs: Mapping[str, Log]) -> str:

@@ -21,7 +21,7 @@ from dpfedls.privacy.durable import write_whole
 from dpfedls.privacy.meaning import attack_curve, best_attack, meaning
 from dpfedls.privacy.wording import text
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.curves import as_csv, charts, shown
+from dpfedls.runs.curves import charts, csv_link, shown
 from dpfedls.runs.recipe import PYTHON, Recipe
 from dpfedls.runs.record import RoundRecord, last_metrics
 from dpfedls.runs.seal import SEALED, file_digest
@@ -60,7 +60,7 @@ def write_report(
             ),
             html.section("Do it again", html.code(_commands(place, recipe), "Commands")),
             html.section("Recipe", html.code(recipes.encode(recipe), "Recipe")),
-            html.section("Data", html.download("rounds.csv", as_csv({place: rounds}))),
+            html.section("Data", csv_link("rounds.csv", {place: rounds})),
         ),
     )
 
