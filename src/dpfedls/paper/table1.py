@@ -27,8 +27,11 @@ def make(options: Options) -> Item:
         title="Table 1: rates of utility and communication",
         sections=[
             "Formulas as corrected in docs/theory.md. Constants are left out, as in the paper: the "
-            "values show how rates compare and promise nothing. † full participation, ‡ up to "
-            "logarithms, * like clients and many local steps.",
+            "values show how rates compare and promise nothing. † full participation, ‡ (of a "
+            "cell) up to logarithms, * like clients and many local steps. N counts data points in "
+            "the centralised rows (DP-SGD, DP-SVRG, DP-SGD-LS) and clients in the others, so rows "
+            "of the two kinds protect different things at the same ε; DP-SRM protects data points "
+            "of N clients with ñ each.",
             *(_part(name, [row for row in rows if row["part"] == name]) for name in PARTS),
             f"Values at: {at}.",
         ],
