@@ -1,7 +1,7 @@
 """Table 1, row by row, as formulas that can be evaluated.
 
-The table leaves out constants, logarithms in the cells that say so (‡), and everything it takes to be one
-(β, D_σ, F_0). † is for full participation; * for like clients (G = 0) and many local steps.
+The table leaves out constants, logarithms in the cells that say so (‡), and everything it takes to
+be one (β, D_σ, F_0). † is for full participation; * for like clients (G = 0) and many local steps.
 Every row reads ς² from the problem: give ς²(0) for the methods without smoothing.
 """
 
