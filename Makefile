@@ -24,8 +24,8 @@ check: setup  ## formatter, linter, type checker
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 
-results-check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
-	$(BIN)/python -m dpfedls.paper.check docs/results/table2.json
+results-check: setup  ## a cheap cell of each table made again and compared with docs/results (needs DPFEDLS_DATA)
+	$(BIN)/python -m dpfedls.paper.check docs/results
 
 .PHONY: bench
 bench: setup  ## speed beside pfl, Flower and plain torch, in about 20 minutes; then how ours grows

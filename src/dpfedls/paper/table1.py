@@ -17,9 +17,8 @@ PARTS = {"utility": "Utility: the gap at (ε, δ)", "communication": "Rounds to 
 def make(options: Options) -> Item:
     """Item ``table1``; nothing is trained."""
     began = time.perf_counter()
-    example = grids.read("table1", dict[str, dict[str, Any]])
-    problem, target = Problem(**example["problem"]), Target(**example["target"])
-    rows = table_1(problem, target)
+    problem, target = _example()
+    rows = example()
     at = ", ".join(f"{k} {v:g}" for k, v in (asdict(problem) | target._asdict()).items())
     return write_item(
         "table1",
@@ -38,6 +37,16 @@ def make(options: Options) -> Item:
         cells=rows,
         began=began,
     )
+
+
+def example() -> list[dict[str, Any]]:
+    """Every row with its formulas, and their values at grids/table1.toml."""
+    return table_1(*_example())
+
+
+def _example() -> tuple[Problem, Target]:
+    chosen = grids.read("table1", dict[str, dict[str, Any]])
+    return Problem(**chosen["problem"]), Target(**chosen["target"])
 
 
 def _part(name: str, rows: list[dict[str, Any]]) -> str:

@@ -29,11 +29,10 @@ _IMAGES = (
     "local.epochs=1",
 )
 _WORDS = (
-    *_SMALL,
-    "plan.num_clients=4",
-    "plan.sampler={kind='fixed', cohort=2}",
-    "local.epochs=1",
-    "local.batch_size=500",
+    *_SMALL[1:],
+    "plan.num_clients=2",
+    "plan.sampler={kind='fixed', cohort=1}",
+    "local={steps=1, batch_size=10, learning_rate=1.47, projection='step'}",
 )
 # item: (part, row, column) of its cell, and what makes it cheap
 TRIALS = {

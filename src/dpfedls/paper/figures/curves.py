@@ -256,6 +256,6 @@ def _seen(sampling: str, lines: list[dict[str, Any]]) -> str:
     return (
         f"{sampling} sampling (noise multiplier {first['noise_multiplier']:.4g}, published as "
         f"ε = {first['published_epsilon']:g}, {tight}): validation accuracy after "
-        f"{rounds[-1]} rounds {listed} %; DP-Fed {lead}. Its fluctuation, the root "
+        f"{rounds[-1]} rounds {listed} %; DP-Fed {lead}. The fluctuation, the root "
         f"mean square of second differences over {len(rounds)} evaluated rounds, is {rough} points."
     )
