@@ -52,8 +52,8 @@ dist: setup  ## wheel and sdist, each installed in a bare environment and tried
 	done
 	rm -rf .bare
 
-results-check: setup  ## two cheap cells of Table 2 run again and compared with docs/results (needs MNIST)
-	$(BIN)/python -m dpfedls.paper.check docs/results/table2.json
+results-check: setup  ## a cheap cell of each table made again and compared with docs/results (needs DPFEDLS_DATA)
+	$(BIN)/python -m dpfedls.paper.check docs/results
 
 bench: setup  ## speed beside pfl, Flower and plain torch, in about 20 minutes; then how ours grows
 	$(BIN)/python benchmarks/bench.py

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from dpfedls.commands import main as cli
-from dpfedls.paper import check, items
-from dpfedls.paper.cells import Cell, run_cells
+from dpfedls.paper import check, grids, items, table1, trials
+from dpfedls.paper.cells import Cell, resolve, run_cells
 from dpfedls.paper.item import Options
 from dpfedls.paper.results import PAGES, assemble
 
@@ -101,7 +101,7 @@ def test_pages_hold_what_is_there_and_name_the_command_for_the_rest(reproduce, t
     assert again[3].read_text() == text
 
 
-def test_results_are_checked_against_what_was_committed(tmp_path, capsys):
+def test_results_are_checked_against_what_was_committed(tmp_path, capsys, monkeypatch):
     """Real runs of a toy recipe stand in for Table 2's: unchanged they agree, 20 points off not."""
     small = ("plan.num_clients=60", "plan.rounds=2", "plan.noise_multiplier=1.0")
     cells = []
@@ -111,15 +111,41 @@ def test_results_are_checked_against_what_was_committed(tmp_path, capsys):
         place = {"variant": variant, "part": part, "column": column, "row": row}
         cell = {"recipe": "synthetic", "settings": settings}
         cells.append(place | cell | {"accuracy_mean": run.summary["accuracy"]})
-    committed = tmp_path / "table2.json"
-    committed.write_text(json.dumps({"seeds": 1, "settings": [], "cells": cells}))
-    assert check.main(committed) == 0
-    assert capsys.readouterr().out.count("agrees") == 2
+    table1.make(Options(tmp_path))
+    trial = {"item": "table3", "cell": "σ = 1", "settings": ["plan.rounds=1"], "loss": 2.0}
+    monkeypatch.setattr(check, "run_trials", lambda _: [{**trial, "loss": 2.001}])
+
+    def found(kept):
+        committed = {"seeds": 1, "settings": [], "cells": cells}
+        (tmp_path / "table2.json").write_text(json.dumps(committed), encoding="utf-8")
+        (tmp_path / "trials.json").write_text(json.dumps(kept), encoding="utf-8")
+        return check.main(tmp_path), capsys.readouterr().out
+
+    code, out = found([trial])
+    assert (code, out.count("agrees"), out.count("DIFFERS")) == (0, 13 + 2 + 1, 0)
+    for wrong in ({"loss": 2.01}, {"settings": ["plan.rounds=2"]}):
+        code, out = found([{**trial, **wrong}])
+        assert (code, out.count("DIFFERS")) == (1, 1)
     cells[1]["accuracy_mean"] += 0.2
-    committed.write_text(json.dumps({"seeds": 1, "settings": [], "cells": cells}))
-    assert check.main(committed) == 1
-    assert capsys.readouterr().out.count("DIFFERS") == 1
-    assert check.main(tmp_path / "none.json") == 2
+    code, out = found([trial])
+    assert (code, out.count("DIFFERS")) == (1, 1)
+    assert check.main(tmp_path / "none") == 2
+
+
+def test_there_is_a_trial_of_a_cell_of_every_table_that_trains_for_hours(tmp_path):
+    assert list(trials.TRIALS) == ["table3", "table4", "table5", "table6"]
+    for item, (labels, settings) in trials.TRIALS.items():
+        places = list(grids.places(item, grids.read(item, grids.Grid)))
+        (place,) = (
+            p for p in places if (p.variant, p.part, p.row, p.column) == ("as published", *labels)
+        )
+        whole, trial = (
+            resolve(Cell(place.cell.recipe, (*place.cell.settings, *own)), 0, Options(tmp_path))
+            for own in ((), settings)
+        )
+        assert trial.denoiser == whole.denoiser  # the cell's own method
+        assert trial.plan.noise_multiplier == whole.plan.noise_multiplier
+        assert trial.plan.rounds == 1
 
 
 def test_a_label_for_an_item_without_cells_and_a_device_that_is_not_there(reproduce):

@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from dataclasses import replace
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from dpfedls.paper.figures import stability as stability_figure
 from dpfedls.paper.item import Options
 from dpfedls.paper.items import ITEMS, make
 from dpfedls.paper.published import published
+from dpfedls.paper.redraw import redraw
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.folder import read_recipe
@@ -59,7 +61,7 @@ def test_two_makes_give_the_same_picture_and_all_four_files(figure, tmp_path):
 
 def test_settings_laid_over_are_said_on_the_page(tmp_path):
     page = sine.make(Options(out=tmp_path, settings=("plan.rounds=3",))).files[3]
-    assert "Laid over every recipe" in page.read_text(encoding="utf-8")
+    assert "Overridden in every recipe" in page.read_text(encoding="utf-8")
 
 
 def test_every_figure_of_the_registry_is_there():
@@ -211,6 +213,50 @@ def test_attack_and_stability_have_a_line_for_every_setting(tmp_path):
     assert {len(x["validation_accuracy"]) for x in facts["data"]["lines"]} == {1}
 
 
+def _drawn_by_hand(figure):
+    """Two lines a panel, DP-Fed and DP-Fed-LS, in the data of a figure of runs."""
+    values = {name: [[0.1, 0.3, 0.2]] for name in (*curves.QUANTITIES, *attack.QUANTITIES)}
+    base = {"rounds": [1, 2, 3], "noise_multiplier": 1.0, "learning_rate": 0.1, **values}
+    methods = attack.METHODS if figure is attack else {"DP-Fed": 0.0, "DP-Fed-LS": 1.0}
+    samplings = ("uniform", "Poisson")
+    return {
+        "lines": [
+            {**base, "sampling": sampling, "method": method, "strength": strength}
+            for sampling in (samplings if figure is not stability_figure else samplings[:1])
+            for method, strength in methods.items()
+        ]
+    }
+
+
+def test_dp_fed_looks_the_same_in_all_figures_and_every_panel_has_a_letter():
+    from matplotlib.figure import Figure
+
+    looks = set()
+    for figure in (curves, attack, stability_figure):
+        drawn = Figure()
+        figure.draw(drawn, _drawn_by_hand(figure))
+        letters = [axes.get_title(loc="left")[:3] for axes in drawn.axes]
+        letters = letters if any(letters) else [axes.get_title()[:3] for axes in drawn.axes]
+        assert letters == [f"({letter})" for letter in ascii_lowercase[: len(letters)]]
+        for axes in drawn.axes:
+            for line in axes.get_lines():
+                if str(line.get_label()).startswith("DP-Fed ") or line.get_label() == "DP-Fed":
+                    looks.add((line.get_color(), line.get_linestyle()))
+    assert len(looks) == 1
+
+
+def test_pictures_are_drawn_again_from_raw_data_and_carry_what_was_overridden(tmp_path):
+    data = _drawn_by_hand(stability_figure)
+    for name, settings in (("long", []), ("short", ["plan.rounds=3"])):
+        (tmp_path / name).mkdir()
+        facts = {"title": "Noise", "settings": settings, "data": data}
+        (tmp_path / name / "stability.json").write_text(json.dumps(facts), encoding="utf-8")
+        assert redraw(tmp_path / name) == [tmp_path / name / "stability.png"]
+    long, short = ((tmp_path / n / "stability.png").read_bytes() for n in ("long", "short"))
+    height = [int.from_bytes(png[20:24], "big") for png in (long, short)]
+    assert height[1] > height[0]  # a line more, that says what is not the paper's
+
+
 def test_an_attack_takes_a_fifth_of_the_clients_by_either_sampling(tmp_path):
     for task, clients in (("svhn-attack", 500), ("svhn5k-cnn", 400)):
         for sampling in ("uniform", "Poisson"):
@@ -221,7 +267,7 @@ def test_an_attack_takes_a_fifth_of_the_clients_by_either_sampling(tmp_path):
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
-        ([0.1, 0.2, 0.2], "is in no judged round ahead of every smoothed run."),
+        ([0.1, 0.2, 0.2], "is in no evaluated round ahead of every smoothed run."),
         ([0.5, 0.2, 0.2], "is ahead of every smoothed run in round 10 for the last time."),
         ([0.5, 0.2, 0.9], "is ahead of every smoothed run still at the end."),
     ],
@@ -232,7 +278,10 @@ def test_curves_say_until_when_no_smoothing_is_ahead(plain, said):
         facts | {"strength": k, "epsilon_as_added": 3.7, "validation_accuracy": [curve]}
         for k, curve in enumerate((plain, [0.3, 0.3, 0.3]))
     ]
-    assert curves._seen("Poisson", lines).endswith(said)
+    text = curves._seen("Poisson", lines)
+    assert said in text
+    bends = np.abs(100 * np.diff(plain, n=2))[0]
+    assert text.endswith(f"is {bends:.2f} (σ = 0), 0.00 (σ = 1) points.")
 
 
 def test_attack_and_stability_can_be_made_in_part(tmp_path):

@@ -17,6 +17,10 @@ def test_every_row_of_table_1_evaluates():
     assert [sum(column) for column in zip(*dashes, strict=True)] == [2, 3]
     values = [row[name] for row in rows for name in ("strongly_convex", "non_convex")]
     assert all(value > 0 for value in values if value is not None)
+    # As in the paper's caption, logarithms are left out of single cells.
+    marked = [str(row["strongly_convex_formula"]).endswith("‡") for row in rows]
+    assert marked == [False] * 6 + [True] * 3
+    assert not any(str(row["non_convex_formula"]).endswith("‡") for row in rows)
 
 
 def test_table_1_values_by_hand():

@@ -75,7 +75,7 @@ def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
         made += f". Runs: {facts['runs']}, {trained} of training, by {by}"
     else:
         made += f" in {duration(facts['seconds'])}, {by}"
-    above = [f"**Laid over every recipe:** {laid}."] if laid else []
+    above = [f"**Overridden in every recipe:** {laid}."] if laid else []
     return "\n\n".join([f"## {facts['title']}", *above, *sections, f"{made}."]) + "\n"
 
 

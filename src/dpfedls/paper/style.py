@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from string import ascii_lowercase
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -83,19 +84,9 @@ def publish(
 
     Guarantees: the same data give the same bytes of PDF and PNG.
     """
-    require_matplotlib()
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
     options.out.mkdir(parents=True, exist_ok=True)
     files = [options.out / f"{item}.{kind}" for kind in ("pdf", "png", "json", "md")]
-    with style.context(["default", _STYLE]):  # whatever a matplotlibrc of the reader's says
-        figure = Figure(figsize=(WIDTH, height + 0.25))
-        # On the picture too: it may be shown without its page, and a stand-in must say that it is.
-        figure.suptitle(fill(title, 95), x=0.01, ha="left", fontsize=8.5, fontweight="bold")
-        draw(figure, data)
-        figure.savefig(files[0], metadata={"CreationDate": None})
-        figure.savefig(files[1], dpi=200)
+    picture(files[:2], title, options.settings, height, draw, data)
     facts = provenance(options, item, began, runs) | {"title": title}
     content = plain({**facts, "cells": cells, "data": data})
     write_whole(files[2], json.dumps(content, indent=1, ensure_ascii=False).encode())
@@ -103,6 +94,35 @@ def publish(
     text = page(facts, [f"![{title}]({item}.png)", *paragraphs])
     write_whole(files[3], text.encode())
     return Item(item, files, cells)
+
+
+def picture(
+    files: Sequence[Path],
+    title: str,
+    settings: Sequence[str],
+    height: float,
+    draw: Callable[[Figure, Any], None],
+    data: dict[str, Any],
+) -> None:
+    """Draw the data into each of the files.
+
+    Title and settings stand on the picture too: it may be shown without its page, and a stand-in
+    or a shortened run must say what it is.
+    """
+    require_matplotlib()
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    shown = fill(title, 95)
+    if settings:
+        shown += "\n" + fill(f"Not the paper's settings: {' '.join(settings)}", 95)
+    with style.context(["default", _STYLE]):  # whatever a matplotlibrc of the reader's says
+        figure = Figure(figsize=(WIDTH, height + 0.25 + 0.14 * shown.count("\n")))
+        figure.suptitle(shown, x=0.01, ha="left", fontsize=8.5, fontweight="bold")
+        draw(figure, data)
+        for file in files:
+            pdf = file.suffix == ".pdf"
+            figure.savefig(file, dpi=200, metadata={"CreationDate": None} if pdf else None)
 
 
 def require_matplotlib() -> None:
@@ -150,6 +170,20 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """One legend for all panels."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def look(strength: float | None) -> dict[str, Any]:
+    """The colour and the dashes of a method, the same in all figures; None is without privacy."""
+    known = {None: (0, 2), 0.0: (2, 1), 0.5: (3, 3), 1.0: (1, 0), 1.5: (4, 2), 2.0: (3, 3)}
+    ink, dash = known.get(strength, (4, 2))
+    return {"color": colour(ink), "linestyle": DASHES[dash]}
+
+
+def few_rounds(axis: Axis) -> None:
+    """Three to six whole numbers along an axis of rounds."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def signed(value: float) -> str:

@@ -17,9 +17,8 @@ PARTS = {"utility": "Utility: the gap at (ε, δ)", "communication": "Rounds to 
 def make(options: Options) -> Item:
     """Item ``table1``; nothing is trained."""
     began = time.perf_counter()
-    example = grids.read("table1", dict[str, dict[str, Any]])
-    problem, target = Problem(**example["problem"]), Target(**example["target"])
-    rows = table_1(problem, target)
+    problem, target = _example()
+    rows = example()
     at = ", ".join(f"{k} {v:g}" for k, v in (asdict(problem) | target._asdict()).items())
     return write_item(
         "table1",
@@ -27,14 +26,27 @@ def make(options: Options) -> Item:
         title="Table 1: rates of utility and communication",
         sections=[
             "Formulas as corrected in docs/theory.md. Constants are left out, as in the paper: the "
-            "values show how rates compare and promise nothing. † full participation, ‡ up to "
-            "logarithms, * like clients and many local steps.",
+            "values show how rates compare and promise nothing. † full participation, ‡ (of a "
+            "cell) up to logarithms, * like clients and many local steps. N counts data points in "
+            "the centralised rows (DP-SGD, DP-SVRG, DP-SGD-LS) and clients in the others, so rows "
+            "of the two kinds protect different things at the same ε; DP-SRM protects data points "
+            "of N clients with ñ each.",
             *(_part(name, [row for row in rows if row["part"] == name]) for name in PARTS),
             f"Values at: {at}.",
         ],
         cells=rows,
         began=began,
     )
+
+
+def example() -> list[dict[str, Any]]:
+    """Every row with its formulas, and their values at grids/table1.toml."""
+    return table_1(*_example())
+
+
+def _example() -> tuple[Problem, Target]:
+    chosen = grids.read("table1", dict[str, dict[str, Any]])
+    return Problem(**chosen["problem"]), Target(**chosen["target"])
 
 
 def _part(name: str, rows: list[dict[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 """Table 1, row by row, as formulas that can be evaluated.
 
-The table leaves out constants, logarithms where it says so (‡), and everything it takes to be one
-(β, D_σ, F_0). † is for full participation; * for like clients (G = 0) and many local steps.
+The table leaves out constants, logarithms in the cells that say so (‡), and everything it takes to
+be one (β, D_σ, F_0). † is for full participation; * for like clients (G = 0) and many local steps.
 Every row reads ς² from the problem: give ς²(0) for the methods without smoothing.
 """
 
@@ -173,20 +173,20 @@ TABLE_1: tuple[Row, ...] = (
         None,
     ),
     Row(
-        *("communication", "Fed-Avg†‡", "khaled2020tighter"),
-        Formula("(ς² + G²)/(μ N K ϵ) + (ς + G)/(μ √ϵ) + N B²/μ", _khaled),
+        *("communication", "Fed-Avg†", "khaled2020tighter"),
+        Formula("(ς² + G²)/(μ N K ϵ) + (ς + G)/(μ √ϵ) + N B²/μ ‡", _khaled),
         None,
     ),
     Row(
-        *("communication", "Fed-Avg‡", "karimireddy2020scaffold"),
-        Formula("ς²/(μ S K ϵ) + (1−τ) G²/(μ S ϵ) + G/(μ √ϵ) + B²/μ", _scaffold_convex),
+        *("communication", "Fed-Avg", "karimireddy2020scaffold"),
+        Formula("ς²/(μ S K ϵ) + (1−τ) G²/(μ S ϵ) + G/(μ √ϵ) + B²/μ ‡", _scaffold_convex),
         Formula("ς²/(S K ϵ²) + (1−τ) G²/(S ϵ²) + G/ϵ^(3/2) + B²/ϵ", _scaffold_non_convex),
     ),
     Row(
-        *("communication", "DP-Fed-LS‡", "this paper"),
+        *("communication", "DP-Fed-LS", "this paper"),
         Formula(
             "ς²/(μ_σ S K ϵ) + (1−τ) G²/(μ_σ S ϵ) + G/(μ_σ √ϵ) + (1+4σ) B²/μ_σ"
-            " + d_σ L² ν₁²/(μ_σ S² ϵ)",
+            " + d_σ L² ν₁²/(μ_σ S² ϵ) ‡",
             _rounds_convex,
         ),
         Formula(

@@ -9,16 +9,17 @@ from dpfedls.paper.cells import Cell, run_cells
 from dpfedls.paper.figures.lines import by_round, data_of, drawn, final, of_seeds
 from dpfedls.paper.item import Item, Options, wanted
 from dpfedls.paper.style import (
-    DASHES,
     GREY,
     band,
-    colour,
+    few_rounds,
     grid,
     head,
     legend_below,
+    look,
     publish,
     require_matplotlib,
 )
+from dpfedls.theory import excess_probability, largest_auc
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,12 +51,18 @@ def _make(item: str, task: str, clients: int, options: Options) -> Item:
     places = [(*panel, method) for panel in panels for method in METHODS]
     runs = run_cells([_cell(task, clients, *place) for place in places], options)
     lines = [
-        {"sampling": sampling, "noise_multiplier": z, "method": method}
-        | by_round(own, list(QUANTITIES))
+        {
+            "sampling": sampling,
+            "noise_multiplier": z,
+            "method": method,
+            "epsilon": own[0].summary["epsilon"],
+            "delta": own[0].summary["delta"],
+            **by_round(own, list(QUANTITIES)),
+        }
         for (sampling, z, method), own in zip(places, runs, strict=True)
     ]
     cells = [
-        {key: line[key] for key in ("sampling", "noise_multiplier", "method")}
+        {key: line[key] for key in ("sampling", "noise_multiplier", "method", "epsilon", "delta")}
         | {quantity: final(line, quantity)[0] for quantity in QUANTITIES}
         for line in lines
     ]
@@ -64,7 +71,7 @@ def _make(item: str, task: str, clients: int, options: Options) -> Item:
         options,
         title=f"Membership inference by threshold: CNN on {data_of(runs)}",
         caption=_caption(lines, options.seeds),
-        height=6.6 if len(panels) > 1 else 3.6,
+        height=height({"lines": lines}),
         draw=draw,
         data={"lines": lines},
         cells=cells,
@@ -97,6 +104,11 @@ def _cell(task: str, clients: int, sampling: str, z: float, method: str) -> Cell
     )
 
 
+def height(data: dict[str, Any]) -> float:
+    """Inches: one panel alone lies on its side."""
+    return 6.9 if len(_panels(data["lines"])) > 1 else 3.7
+
+
 def draw(figure: Figure, data: dict[str, Any]) -> None:
     """A column for each sampling and noise; the attack above, how training went below."""
     panels = _panels(data["lines"])
@@ -106,20 +118,21 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
     for i, (quantity, name) in enumerate(QUANTITIES.items()):
         for j, panel in enumerate(panels):
             place = axes[i * len(panels) + j]
-            for k, method in enumerate(METHODS):
+            for method, strength in METHODS.items():
                 line = _line(data["lines"], *panel, method)
-                values = drawn(line, quantity)
-                look = {"color": colour((0, 2, 1)[k]), "linestyle": DASHES[(2, 1, 0)[k]]}
-                band(place, line["rounds"], values, label=method, **look)
+                band(place, line["rounds"], drawn(line, quantity), label=method, **look(strength))
             if quantity == "attack_auc":
                 place.axhline(0.5, color=GREY, linewidth=0.8)
                 low, high = place.get_ylim()
                 place.set_ylim(min(low, 0.45), max(high, 0.6))  # a coin's noise shall look small
-                head(place, j, f"{panel[0]}, z = {panel[1]:g}")
-            if j == 0:
+            where = f"{panel[0]}, z = {panel[1]:g}" if quantity == "attack_auc" else ""
+            alone = ", ".join(filter(None, (name, where)))
+            head(place, i * len(panels) + j, where if len(panels) > 1 else alone)
+            if j == 0 and len(panels) > 1:
                 place.set_ylabel(name)
     for place in axes[-columns:]:
         place.set_xlabel("round")
+        few_rounds(place.xaxis)
     legend_below(figure, axes[0], len(METHODS))
 
 
@@ -141,6 +154,7 @@ def _caption(lines: list[dict[str, Any]], seeds: int) -> str:
         )
         for sampling, z in _panels(lines)
     )
+    promised = "; ".join(_promised(_line(lines, *panel, "DP-Fed")) for panel in _panels(lines))
     place, rest = ("Top", "Below") if len(_panels(lines)) > 1 else ("Top left", "Beside it")
     return f"""
         {place}: the area under the ROC of an attack that calls a sample a member if its loss is
@@ -150,4 +164,18 @@ def _caption(lines: list[dict[str, Any]], seeds: int) -> str:
 
         The paper says: without DP the risk is high, DP lowers it much, and DP-Fed-LS may lower it
         further. We see after {lines[0]["rounds"][-1]} rounds: {listed}.
+
+        What DP itself promises: {promised}. The paper's own bound on what an attack gains over the
+        prior ½, cε/4 + δ, says something below ε = 2 only (with c = 1; it does not define c).
     """
+
+
+def _promised(line: dict[str, Any]) -> str:
+    epsilon, delta = line["epsilon"], line["delta"]
+    if epsilon is None:
+        return "nothing, without noise"
+    most, excess = largest_auc(epsilon, delta), excess_probability(epsilon, delta)
+    return (
+        f"with ε = {epsilon:.3g} (pld) no attack on a person has an AUC above {most:.4f}, and "
+        f"cε/4 + δ is {excess:.2f}"
+    )

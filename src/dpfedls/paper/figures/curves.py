@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dpfedls.paper.cells import Cell, run_cells
-from dpfedls.paper.figures.lines import by_round, data_of, drawn, final, mean, of_seeds
+from dpfedls.paper.figures.lines import (
+    by_round,
+    data_of,
+    drawn,
+    final,
+    fluctuation,
+    mean,
+    of_seeds,
+)
 from dpfedls.paper.item import Item, Options, wanted
 from dpfedls.paper.style import (
-    DASHES,
     band,
-    colour,
+    few_rounds,
     grid,
     head,
     legend_below,
+    look,
     publish,
     require_matplotlib,
 )
@@ -28,8 +36,8 @@ if TYPE_CHECKING:
 QUANTITIES = {
     "training_loss": "training loss",
     "validation_loss": "validation loss",
-    "training_accuracy": "training accuracy",
-    "validation_accuracy": "validation accuracy",
+    "training_accuracy": "training, % right",
+    "validation_accuracy": "validation, % right",
 }
 
 
@@ -137,7 +145,7 @@ def make(item: str, options: Options) -> Item:
         options,
         title=f"Training curves: {figure.model} on {data_of(runs)}",
         caption=_caption(lines, figure.paper, options.seeds),
-        height=3.9 if len({row for row, _ in places}) > 1 else 2.3,
+        height=height({"lines": lines}),
         draw=draw,
         data={"lines": lines},
         cells=[_last(line) for line in lines],
@@ -158,6 +166,11 @@ def _last(line: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
+def height(data: dict[str, Any]) -> float:
+    """Inches: a row for each way of sampling."""
+    return 3.9 if len({line["sampling"] for line in data["lines"]}) > 1 else 2.3
+
+
 def draw(figure: Figure, data: dict[str, Any]) -> None:
     """A row for each way of sampling, a column for each quantity; insets show the last third."""
     samplings = list(dict.fromkeys(line["sampling"] for line in data["lines"]))
@@ -173,15 +186,14 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
         panel.set_ylabel(f"{sampling} sampling")
     for panel in axes[-len(QUANTITIES) :]:
         panel.set_xlabel("round")
+        few_rounds(panel.xaxis)
     legend_below(figure, axes[0], 4)
 
 
 def _lines(panel: Axes, lines: list[dict[str, Any]], quantity: str) -> None:
-    for k, line in enumerate(lines):
-        look = {"color": colour(k), "linestyle": DASHES[k % len(DASHES)], "linewidth": 1.1}
-        band(panel, line["rounds"], drawn(line, quantity), label=_name(line["strength"]), **look)
-    if "accuracy" in quantity:
-        panel.yaxis.set_major_formatter("{x:g} %")
+    for line in lines:
+        looks = {**look(line["strength"]), "linewidth": 1.1}
+        band(panel, line["rounds"], drawn(line, quantity), label=_name(line["strength"]), **looks)
 
 
 def _inset(panel: Axes, lines: list[dict[str, Any]], quantity: str) -> None:
@@ -230,15 +242,20 @@ def _seen(sampling: str, lines: list[dict[str, Any]]) -> str:
     plain, *smoothed = (mean(line, "validation_accuracy") for line in lines)
     ahead = np.flatnonzero(plain > np.max(smoothed, axis=0))
     rounds = lines[0]["rounds"]
-    lead = "is in no judged round ahead of every smoothed run"
+    lead = "is in no evaluated round ahead of every smoothed run"
     if len(ahead):
         last = rounds[ahead[-1]]
         when = f"in round {last} for the last time" if last < rounds[-1] else "still at the end"
         lead = f"is ahead of every smoothed run {when}"
     first, epsilon = lines[0], lines[0]["epsilon_as_added"]
     tight = "no finite ε" if epsilon is None else f"ε = {epsilon:.2f} by the tight accountant"
+    rough = ", ".join(
+        f"{fluctuation(line, 'validation_accuracy'):.2f} (σ = {line['strength']:g})"
+        for line in lines
+    )
     return (
         f"{sampling} sampling (noise multiplier {first['noise_multiplier']:.4g}, published as "
         f"ε = {first['published_epsilon']:g}, {tight}): validation accuracy after "
-        f"{rounds[-1]} rounds {listed} %; DP-Fed {lead}."
+        f"{rounds[-1]} rounds {listed} %; DP-Fed {lead}. The fluctuation, the root "
+        f"mean square of second differences over {len(rounds)} evaluated rounds, is {rough} points."
     )

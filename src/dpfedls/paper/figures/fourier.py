@@ -77,7 +77,7 @@ def _make(
         options,
         title=f"Fourier magnitudes of the aggregated update, no privacy: {data_name}",
         caption=_caption(panels, remark),
-        height=0.9 + 1.7 * len(axes),
+        height=height({"panels": panels}),
         draw=draw,
         data={"task": recipe.task, "panels": panels},
         cells=[
@@ -139,6 +139,11 @@ def spectrum(tensor: torch.Tensor) -> dict[str, Any]:
     }
 
 
+def height(data: dict[str, Any]) -> float:
+    """Inches: a row for each tensor."""
+    return 0.9 + 1.7 * len({panel["tensor"] for panel in data["panels"]})
+
+
 def draw(figure: Figure, data: dict[str, Any]) -> None:
     """A row for each tensor, a column for each round."""
     panels = data["panels"]
@@ -159,7 +164,7 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
         slope = f"slope {signed(panel['slope'])}"
         place.annotate(slope, (0.05, 0.06), xycoords="axes fraction", color=colour(2))
         place.set(xscale="log", yscale="log")
-        head(place, number, f"{panel['tensor']}, round {panel['round']}")
+        head(place, number, f"{panel['tensor']}, t = {panel['round']}")
     for place in axes[::columns]:
         place.set_ylabel("magnitude")
     for place in axes[-columns:]:
@@ -176,7 +181,8 @@ def _caption(panels: list[dict[str, Any]], remark: str) -> str:
         Magnitudes of the Fourier coefficients of what the server adds in a round of federated
         averaging without noise and clipping, each tensor flattened to a ring (kernels in the order
         BCWH), in {BINS_A_DECADE} bins a decade of frequency; the dashed line is a power law fitted
-        to the bins' root mean squares in the upper half of the axis. White noise is flat: slope 0.
+        to the bins' root mean squares in the upper half of the axis; t is the round. White noise is
+        flat: slope 0.
 
         The paper says: magnitudes fall like a power of the frequency as frequency and rounds grow,
         which is why smoothing costs little bias. We see these slopes, in brackets those of a fit to

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpfedls.paper.cells import Run
+from dpfedls.paper.writing import over_seeds
 
 
 def data_of(runs: Sequence[Sequence[Run]]) -> str:
@@ -17,7 +18,7 @@ def data_of(runs: Sequence[Sequence[Run]]) -> str:
 
 
 def by_round(runs: Sequence[Run], quantities: Sequence[str]) -> dict[str, Any]:
-    """Each quantity of the diagnostics, or test_loss and test_accuracy, in judged rounds."""
+    """Each quantity of the diagnostics, or test_loss and test_accuracy, in evaluated rounds."""
     judged = [[line for line in run.rounds if line.loss is not None] for run in runs]
     found: dict[str, Any] = {"rounds": [line.round for line in judged[0]]}
     for name in quantities:
@@ -39,10 +40,15 @@ def mean(line: dict[str, Any], quantity: str) -> np.ndarray:
     return drawn(line, quantity).mean(axis=0)
 
 
-def final(line: dict[str, Any], quantity: str) -> tuple[float, float]:
-    """As drawn after the last round: mean and standard deviation; one seed deviates by 0."""
-    last = drawn(line, quantity)[:, -1]
-    return float(last.mean()), float(last.std(ddof=1)) if len(last) > 1 else 0.0
+def final(line: dict[str, Any], quantity: str) -> tuple[float, float | None]:
+    """As drawn after the last round: mean and standard deviation; one seed has none."""
+    return over_seeds(drawn(line, quantity)[:, -1].tolist())
+
+
+def fluctuation(line: dict[str, Any], quantity: str) -> float:
+    """How rough a line is: root mean square of its second differences, averaged over seeds."""
+    bends = np.diff(drawn(line, quantity), n=2, axis=1)
+    return float(np.sqrt(np.mean(bends**2, axis=1)).mean()) if bends.size else float("nan")
 
 
 def of_seeds(count: int) -> str:

@@ -92,7 +92,9 @@ def _caption(data: dict[str, Any]) -> str:
     shown = next(row for row in data["reduction"] if row["strength"] == SHOWN_STRENGTH)
     return f"""
         (a) y = sin(x) at {POINTS} points of [0, 30], the same with noise ν = {SHOWN_NOISE:g}, and
-        smoothed with σ = {SHOWN_STRENGTH:g}, drawn below one another. (b) The share of the mean
+        smoothed with σ = {SHOWN_STRENGTH:g}, drawn below one another. The ends are neighbours on
+        the ring: sin(30) = −0.99 is pulled towards sin(0) = 0 and back, which is the step at both
+        ends of the lowest curve; (b) counts it. (b) The share of the mean
         squared error that smoothing removes, by noise level: points are means of
         {data["repetitions"]} simulations, lines are Proposition 1.
 
@@ -114,11 +116,13 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
         ink, base = colour((0, 2, 1)[k]), -3.6 * k
         left.plot(data["x"], np.array(data[key]) + base, color=ink, linewidth=1)
         left.annotate(label, (30, base + 1.4), ha="right", va="bottom", color=ink)
-    left.set(xlabel="x", yticks=[], xlim=(0, 30), ylim=(-8.6, 2.2))
+    ends = {"textcoords": "offset points", "fontsize": 7, "color": GREY, "va": "top"}
+    left.annotate("both ends are pulled together: a ring", (15, -8.45), (0, 0), ha="center", **ends)
+    left.set(xlabel="x", yticks=[], xlim=(0, 30), ylim=(-9.3, 2.2))
     left.grid(False)
     left.spines["left"].set_visible(False)
     head(left, 0, "the signal, noisy and smoothed")
-    for k, row in enumerate(data["reduction"]):
+    for k, row in zip((3, 1, 4, 5), data["reduction"], strict=True):
         right.plot(LINE, row["line"], color=colour(k), label=f"σ = {row['strength']:g}")
         right.plot(row["noise"], row["simulated"], "o", color=colour(k), markeredgecolor="white")
     right.axhline(0, color=GREY, linewidth=0.8)

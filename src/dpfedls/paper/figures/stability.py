@@ -10,11 +10,11 @@ from dpfedls.paper.cells import Cell, run_cells
 from dpfedls.paper.figures.lines import by_round, data_of, mean
 from dpfedls.paper.item import Item, Options, wanted
 from dpfedls.paper.style import (
-    DASHES,
-    colour,
+    few_rounds,
     grid,
     head,
     legend_below,
+    look,
     publish,
     require_matplotlib,
 )
@@ -50,7 +50,7 @@ def make(options: Options) -> Item:
         options,
         title=f"Large noise and several learning rates: CNN from scratch on {data_of(runs)}",
         caption=_caption(lines),
-        height=2.9,
+        height=height({"lines": lines}),
         draw=draw,
         data={"lines": lines},
         cells=[_ends(line) for line in lines],
@@ -78,27 +78,30 @@ def _ends(line: dict[str, Any]) -> dict[str, Any]:
     return {**facts, "best": float(curve.max()), "last": float(curve[-1])}
 
 
+def height(data: dict[str, Any]) -> float:
+    """Inches: a row a noise level."""
+    return 0.7 + 1.75 * len({line["noise_multiplier"] for line in data["lines"]})
+
+
 def draw(figure: Figure, data: dict[str, Any]) -> None:
-    """A panel a noise level, a colour a learning rate; smoothed runs solid, plain ones dashed."""
-    noises = list(dict.fromkeys(line["noise_multiplier"] for line in data["lines"]))
-    panels = grid(figure, 1, len(noises), sharey=True)
-    for number, (axes, z) in enumerate(zip(panels, noises, strict=True)):
+    """A row a noise level, a column a learning rate, a line a method."""
+    pairs = dict.fromkeys((x["noise_multiplier"], x["learning_rate"]) for x in data["lines"])
+    columns = len({rate for _, rate in pairs})
+    panels = grid(figure, len(pairs) // columns, columns, sharex=True, sharey=True)
+    for number, (axes, pair) in enumerate(zip(panels, pairs, strict=True)):
         for line in data["lines"]:
-            if line["noise_multiplier"] == z:
-                smoothed = line["strength"] > 0
-                axes.plot(
-                    line["rounds"],
-                    mean(line, "validation_accuracy"),
-                    color=colour(1 + RATES.index(line["learning_rate"])),
-                    linestyle=DASHES[0 if smoothed else 1],
-                    label=f"{'DP-Fed-LS' if smoothed else 'DP-Fed'}, "
-                    f"learning rate {line['learning_rate']:g}",
-                )
-        head(axes, number, f"noise multiplier {z:g}")
-        axes.set(xlabel="round", ylim=(0, 100))
-    panels[0].set_ylabel("validation accuracy, %")
-    rates = {line["learning_rate"] for line in data["lines"]}
-    legend_below(figure, panels[0], len(rates))  # a column a rate
+            if (line["noise_multiplier"], line["learning_rate"]) == pair:
+                name = f"DP-Fed-LS, σ = {line['strength']:g}" if line["strength"] else "DP-Fed"
+                values = mean(line, "validation_accuracy")
+                axes.plot(line["rounds"], values, label=name, **look(line["strength"]))
+        head(axes, number, f"noise multiplier {pair[0]:g}, learning rate {pair[1]:g}")
+        axes.set(ylim=(0, 100))
+    for axes in panels[::columns]:
+        axes.set_ylabel("validation accuracy, %")
+    for axes in panels[-columns:]:
+        axes.set_xlabel("round")
+        few_rounds(axes.xaxis)
+    legend_below(figure, panels[0], 2)
 
 
 def _caption(lines: list[dict[str, Any]]) -> str:
@@ -110,8 +113,8 @@ def _caption(lines: list[dict[str, Any]]) -> str:
         for plain, smoothed in pairs
     )
     return f"""
-        Validation accuracy by round under Poisson sampling, one run each: DP-Fed dashed, DP-Fed-LS
-        (σ = {STRENGTHS[1]:g}) solid.
+        Validation accuracy by round under Poisson sampling, one run each, all at η_g = 1: a row a
+        noise multiplier, a column a local learning rate.
 
         The paper says: DP-Fed-LS is more stable under large noise and against the learning rate; at
         z = 3 and rate 0.05 DP-Fed starts to drop at round 150, and at 0.125 it falls below 20 %
