@@ -46,9 +46,12 @@ TaskMaker = Callable[[int, SeededStreams], Task]
 
 # By name, not imported: a task's packages are loaded when it is asked for.
 _TASKS = {
+    "chitchat": "dpfedls.tasks.chitchat:make",
     "digits-logistic": "dpfedls.tasks.digits:make",
+    "insteval": "dpfedls.tasks.insteval:make",
     "mnist-logistic": "dpfedls.tasks.mnist:make",
     "mnist-logistic-dirichlet": "dpfedls.tasks.mnist:make_dirichlet",
+    "mnist-writers": "dpfedls.tasks.writers:make",
     "mnist5k-logistic": "dpfedls.tasks.mnist5k:make",
     "shakespeare-lstm": "dpfedls.tasks.shakespeare:make",
     "street-digits-attack": "dpfedls.paper.street_digits:make_attack",
