@@ -42,7 +42,7 @@ PAPER: dict[str, tuple[str, dict[str, Any]]] = {
             "local.precision": "float32",
         },
     ),
-    "mnist-writers": ("mnist-logistic", {"task": "mnist-writers", "plan.num_clients": 431}),
+    "mnist-writers": ("mnist-logistic", {"task": "mnist-writers"}),
     "digits-logistic": ("digits", {}),
     "svhn-cnn": ("svhn-cnn", {}),
 }
