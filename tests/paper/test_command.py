@@ -54,7 +54,7 @@ def test_an_item_answers_with_files_and_cells(reproduce, tmp_path):
     for file in item["files"]:
         assert (tmp_path / file).is_file()
     text = (tmp_path / "made" / "table1.md").read_text()
-    assert "| DP-Fed-LS‡ (this paper) |" in text
+    assert "| DP-Fed-LS (this paper) |" in text
     assert "d_σ L² ν₁²/(μ_σ S² ϵ)" in text
 
 
