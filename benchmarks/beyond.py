@@ -53,8 +53,9 @@ STRENGTHS = (1.0, 3.0)
 def paper(task: str, epsilon: float, strength: float) -> recipes.Recipe:
     """The paper's plan at that ε, by the tight accountant."""
     name, changes = PAPER[task]
-    settings = {"calibrate": {"epsilon": epsilon}, "denoiser.strength": strength, **changes}
-    return recipes.read(name, [f"{key}={_toml(value)}" for key, value in settings.items()])
+    promise = {"calibrate.epsilon": epsilon, "calibrate.accountant": "pld"}
+    settings = {**promise, "denoiser.strength": strength, **changes}
+    return recipes.read(name, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
 
 
 def automatic(task: str, epsilon: float, **parts: Any) -> recipes.Recipe:
@@ -133,12 +134,6 @@ def run(recipe: recipes.Recipe, seed: int, device: str) -> dict[str, Any]:
         "noise_multiplier": recipe.plan.noise,
         "seconds": round(time.perf_counter() - start, 1),
     }
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
-    return json.dumps(value)
 
 
 def _kept() -> dict[tuple[str, str, float, int], dict[str, Any]]:

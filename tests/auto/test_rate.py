@@ -25,6 +25,7 @@ def scores_move(length: float, noise: float) -> float:
 def test_scores_move_by_about_what_is_allowed(scale):
     inputs = scale * torch.randn(64, 100, generator=torch.Generator().manual_seed(3))
     noise = rates_on(linear(100), inputs).noise
+    assert noise is not None
     begin = scale / math.sqrt(3)  # of the scores: weights begin uniform, within ± 1 ÷ √100
     moved = scores_move(10 * scale, noise) / max(1.0, begin)
     assert 0.001 < noise <= MOST
@@ -41,8 +42,8 @@ def test_the_choice_can_be_repeated_and_reads_no_label():
     assert rates_on(linear(50), inputs) == rates_on(linear(50), inputs)
 
 
-def test_other_losses_have_the_usual_noise_since_their_units_are_unknown():
-    assert rates_on(linear(5), torch.ones(4, 5), nn.functional.mse_loss).noise == USUAL
+def test_outputs_with_units_of_their_own_bear_what_nobody_knows():
+    assert rates_on(linear(5), torch.ones(4, 5), nn.functional.mse_loss).noise is None
 
 
 def test_the_learning_rate_falls_with_the_square_of_the_slope_and_not_of_the_inputs():
@@ -71,7 +72,7 @@ def test_a_model_whose_outputs_are_no_tensor_has_the_usual_rates():
         def forward(self, x):
             return {"scores": self.inner(x)}
 
-    assert rates_on(Named(), torch.ones(3, 4)) == (USUAL, 0.05)
+    assert rates_on(Named(), torch.ones(3, 4)) == (None, 0.05)
 
 
 def test_made_up_inputs_have_the_shape_of_the_real_ones_and_tokens_that_the_model_knows():

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dpfedls.auto.planner import ENOUGH, ROUNDS, candidates, choose_plan, people_needed
-from dpfedls.auto.rate import LEARNING_RATE, made_up, rates_on
+from dpfedls.auto.rate import LEARNING_RATE, USUAL, made_up, rates_on
 from dpfedls.denoisers.adaptive import AdaptiveSmoothing
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.people.losses import Loss
 from dpfedls.privacy.plan import PrivacyPlan
-from dpfedls.stepping import NoiseRate
+from dpfedls.stepping import NoiseRate, ServerRate, noise_gathered
 
 LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE)
 SMOOTHING = AdaptiveSmoothing()
@@ -34,9 +34,12 @@ def plan_for(
     """The plan for a promise, and why it is that one."""
     counts = ROUNDS if rounds is None else [rounds]
     row = choose_plan(candidates(num_clients, epsilon, delta, rounds=counts))
-    missing = people_needed(epsilon, row)
-    if missing is not None:
-        raise InputError(f"{missing}; give plan=… to train all the same")
+    needed = people_needed(epsilon, row)
+    if needed > num_clients:
+        raise InputError(
+            f"{num_clients} people at ε = {epsilon:g} leave more noise than signal; a useful model "
+            f"needs about {needed} people, or a larger ε: give plan=… to train all the same"
+        )
     plan = row.plan
     over = f"{100 * (row.waste - 1):.0f} % above the least possible at this ε"
     if row.waste > ENOUGH and row.enough:
@@ -53,26 +56,34 @@ def plan_for(
 class Fitted(NamedTuple):
     """What needs the model to be chosen."""
 
-    server: NoiseRate
+    server: ServerRate
     learning: float
     why: dict[str, str]
 
 
-def rates_for(model: nn.Module, loss: Loss, *, public: Any = None, shape_of: Any = None) -> Fitted:
+def rates_for(
+    plan: PrivacyPlan, model: nn.Module, loss: Loss, *, public: Any = None, shape_of: Any = None
+) -> Fitted:
     """Server and learning rate, by the model's answers to inputs that are nobody's.
 
     ``public`` are the server's own inputs; without any, random ones of the shape of ``shape_of``.
+    Where the outputs have units of their own, noise is measured in clip norms, which follow them.
     """
     inputs = made_up(model, shape_of) if public is None else public
     rates = rates_on(model, inputs, loss)
-    rate = NoiseRate(noise=rates.noise)
     source = "the test inputs" if public is not None else "random inputs of unit scale"
+    if rates.noise is None:
+        gathered = noise_gathered("linear", plan, 1.0)
+        server: ServerRate = min(1.0, USUAL / gathered) if gathered else 1.0
+        said = f"every weight gathers noise of {USUAL:g} clip norms in the whole run"
+    else:
+        server = NoiseRate(noise=rates.noise)
+        said = f"every weight gathers noise of {rates.noise:.2g}, what the model bears on {source}"
     return Fitted(
-        rate,
+        server,
         rates.learning,
         {
-            "server_rate": f"so large that every weight gathers noise of {rate.noise:.2g} in the "
-            f"whole run, but at most {rate.at_most:g}: what the model bears on {source}",
+            "server_rate": f"so large that {said}; but at most 1",
             "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
             "the clip norm follows their length",
         },

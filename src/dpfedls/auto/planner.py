@@ -80,17 +80,12 @@ def choose_plan(rows: Iterator[Row]) -> Row:
     return min(seen, key=lambda row: row.waste)
 
 
-def people_needed(epsilon: float, row: Row) -> str | None:
-    """What is missing where this many people cannot have a useful model at that ε, in one line."""
-    gathered = noise_gathered("linear", row.plan, 1.0)
-    if gathered <= HOPELESS * USUAL:
-        return None
-    people = row.plan.num_clients
-    return (
-        f"{people} people at ε = {epsilon:g} leave more noise than signal (server rate "
-        f"{USUAL / gathered:.2g}); a useful model needs about "
-        f"{math.ceil(people * gathered / (HOPELESS * USUAL) / 10) * 10} people, or a larger ε"
-    )
+def people_needed(epsilon: float, row: Row) -> int:
+    """How many people a useful model takes at that ε: as many as there are, or more."""
+    while noise_gathered("linear", row.plan, 1.0) > HOPELESS * USUAL:
+        more = 10 * math.ceil(0.13 * row.plan.num_clients)  # three tenths more
+        row = choose_plan(candidates(more, epsilon))
+    return row.plan.num_clients
 
 
 def _plan(num_clients: int, cohort: float, rounds: int, delta: float | None) -> PrivacyPlan:

@@ -28,7 +28,7 @@ LEARNING_RATE, STEEP = 0.05, 1000.0
 class Rates(NamedTuple):
     """What a model bears."""
 
-    noise: float  # that a weight may gather
+    noise: float | None  # that a weight may gather; None where its outputs have units of their own
     learning: float
 
 
@@ -37,14 +37,14 @@ def rates_on(model: nn.Module, inputs: Any, loss: Loss = cross_entropy) -> Rates
 
     Outputs that move a thousand times as fast as the weights, squared, have gradients too long for
     the usual learning rate: inputs that nobody scaled, say. In which units other outputs than a
-    classifier's move is not known, so their noise is the usual one.
+    classifier's move, prices or degrees, nobody has said.
     """
     moved = _Moved(model, inputs)
     if not moved.known:
-        return Rates(USUAL, LEARNING_RATE)
+        return Rates(None, LEARNING_RATE)
     slope = moved.unit * moved(_LITTLE) / _LITTLE
     learning = LEARNING_RATE * min(1.0, STEEP / max(slope**2, 1.0))
-    return Rates(_noise(moved) if loss is cross_entropy else USUAL, float(f"{learning:.2g}"))
+    return Rates(_noise(moved) if loss is cross_entropy else None, float(f"{learning:.2g}"))
 
 
 def _noise(moved: _Moved) -> float:

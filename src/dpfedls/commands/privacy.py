@@ -209,9 +209,10 @@ def plan(
     values = {
         "rows": shown_rows,
         "chosen": shown_rows[rows.index(row)],
+        "clients": clients,
         "epsilon": epsilon,
         "delta": row.plan.target_delta,
-        "missing": people_needed(epsilon, row),
+        "people_needed": people_needed(epsilon, row),
     }
     answer(values, json, _plans(values))
 
@@ -228,7 +229,9 @@ def _plans(values: dict[str, Any]) -> str:
         "against one release of everybody's, which no plan goes below; trainings: of all people "
         "together. Chosen is the cheapest that wastes little, or whose noise nobody notices."
     ]
-    return "\n".join([head, *lines, *notes, *([values["missing"]] if values["missing"] else [])])
+    if values["people_needed"] > values["clients"]:
+        notes.append(f"A useful model needs about {values['people_needed']} people at this ε.")
+    return "\n".join([head, *lines, *notes])
 
 
 @app.command()

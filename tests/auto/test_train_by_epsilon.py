@@ -1,0 +1,94 @@
+"""train(model, clients, epsilon): what is chosen, and that it suits data of any scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import dpfedls
+from dpfedls.runs import recipe as recipes
+from dpfedls.stepping import NoiseRate
+
+RNG = torch.Generator().manual_seed(0)
+WEIGHTS = torch.randn(12, generator=RNG)
+
+
+def people(scale: float = 1.0) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], tuple]:
+    x = torch.randn(240, 8, 12, generator=RNG)
+    y = scale * (x @ WEIGHTS)[..., None]
+    return list(zip(x[:200], y[:200], strict=True)), (x[200:].flatten(0, 1), y[200:].flatten(0, 1))
+
+
+def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).square().mean(dim=1)
+
+
+def test_a_regression_is_learned_in_any_unit():
+    clients, test = people(1000.0)
+    torch.manual_seed(0)
+    result = dpfedls.train(
+        model=nn.Linear(12, 1), clients=clients, epsilon=4.0, test=test, loss=squared
+    )
+    assert result.loss is not None
+    assert result.loss < 0.1 * float(test[1].square().mean())
+
+
+def test_what_is_given_stays_and_what_is_chosen_has_its_reason(tmp_path):
+    clients, test = people()
+    local = dpfedls.LocalSGD(epochs=1, learning_rate=0.2)
+    result = dpfedls.train(
+        model=nn.Linear(12, 1),
+        clients=clients,
+        epsilon=2.0,
+        test=test,
+        loss=squared,
+        local=local,
+        schedule="constant",
+        folder=tmp_path / "r",
+    )
+    assert result.recipe.local == local
+    assert result.recipe.schedule == "constant"
+    assert set(result.recipe.chosen) == {
+        "plan.rounds", "plan.delta", "plan.clip_norm", "denoiser", "server_rate",
+    }  # fmt: skip
+    assert result.epsilon <= 2.0
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert "What was chosen" in page
+    rates = [record.server_rate for record in result.history]
+    assert len(set(rates)) == 1
+
+
+def test_a_plan_alone_is_trained_as_ever():
+    clients, test = people()
+    plan = dpfedls.PrivacyPlan(
+        sampler=dpfedls.PoissonSampling(rate=0.1),
+        num_clients=200,
+        rounds=2,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+    )
+    arguments = {"model": nn.Linear(12, 1), "clients": clients, "plan": plan, "loss": squared}
+    result = dpfedls.train(**arguments)
+    assert (result.recipe.server_rate, result.recipe.schedule) == (1.0, "constant")
+    assert result.recipe.denoiser == dpfedls.Identity()
+    assert result.recipe.chosen == {}
+    result = dpfedls.train(**arguments, server_rate="auto", test=test)
+    assert isinstance(result.recipe.server_rate, float)
+    assert list(result.recipe.chosen) == ["server_rate"]
+
+
+def test_a_recipe_of_two_lines_is_the_same_thing():
+    values = {"task": "synthetic-logistic", "calibrate": {"epsilon": 2.0}}
+    recipe = recipes.decode(dict(values), "two lines", [])
+    assert recipe.server_rate == "auto"
+    assert recipe.plan.num_clients == 500
+    assert "plan.rounds" in recipe.chosen
+    fewer = recipes.decode(dict(values), "two lines", ["plan.rounds=7"])
+    assert fewer.plan.rounds == 7
+    assert "plan.rounds" not in fewer.chosen
+    given = recipes.decode({**values, "server_rate": {"kind": "noise", "noise": 0.1}}, "x", [])
+    assert given.server_rate == NoiseRate(noise=0.1)
+    assert "server_rate" not in given.chosen
+    with pytest.raises(dpfedls.InputError, match=r"plan\.num_clients"):
+        recipes.decode({**values, "task": "svhn-attack"}, "x", [])
