@@ -166,7 +166,7 @@ def noise_of_the_next_norm(patch):
     def release(real, total, plan, norm, t, noise, layout):
         drawn = noise(len(total), total.device)
         made = real(total, plan, norm, t, lambda *a: drawn.clone(), layout)
-        later = plan.clipping.following(norm, made.inside, t)
+        later = plan.clipping.following(norm, made.inside, t, made.noise_stddev)
         noisy = total + plan.noise_stddev(later) * drawn
         return replace(made, value=(noisy[: layout.dim] / plan.expected_cohort).float())
 
@@ -278,7 +278,9 @@ def next_norm_from_the_raw_count(patch):
         clipping = self.plan.clipping
         weight = clipping.indicator(state.clip_norm) * self.plan.expected_cohort
         raw = clipping.quantile + float(total[-1]) / weight
-        return replace(made, clip_norm=clipping.following(state.clip_norm, raw, state.round))
+        noise = self.plan.noise_stddev(state.clip_norm) / self.plan.expected_cohort
+        later = clipping.following(state.clip_norm, raw, state.round, noise)
+        return replace(made, clip_norm=later)
 
     wrap(patch, Server, "finish_round", finish)
 

@@ -83,10 +83,25 @@ def test_noise_follows_the_norm_that_clipped_and_the_pair_costs_what_the_plan_sa
 
 def test_the_norm_moves_towards_the_quantile():
     clipping = AdaptiveClipping(quantile=0.5)
-    assert clipping.following(1.0, 0.0, 20) > 1.0  # nobody was inside: too small
-    assert clipping.following(1.0, 1.0, 20) < 1.0  # everybody was: too large
-    assert clipping.following(1.0, 0.5, 20) == 1.0
-    assert clipping.following(1.0, 40.0, 20) == clipping.following(1.0, 1.0, 20)  # only noise
+    assert clipping.following(1.0, 0.0, 20, 0.1) > 1.0  # nobody was inside: too small
+    assert clipping.following(1.0, 1.0, 20, 0.1) < 1.0  # everybody was: too large
+    assert clipping.following(1.0, 0.5, 20, 0.1) == 1.0
+    only_noise = clipping.following(1.0, 40.0, 20, 0.1)
+    assert only_noise == clipping.following(1.0, 1.0, 20, 0.1)
+
+
+def test_a_share_in_doubt_moves_the_norm_less():
+    """Else the first rounds of a small cohort, whose steps are long, would lead anywhere."""
+    rng, far = np.random.default_rng(3), []
+    for _ in range(300):
+        clipping, norm = AdaptiveClipping(), 1.0
+        for t in range(12):  # the median is 1, and noise is nearly all there is to see
+            weight = clipping.indicator(norm)
+            noise = 4 * clipping.contribution(norm) / 20
+            share = 0.5 * (norm > 0.999) + noise / weight * rng.standard_normal()
+            norm = clipping.following(norm, share, t, noise)
+        far.append(abs(np.log(norm)))
+    assert np.mean(far) < 0.8  # a factor of 2.2; were the doubt ignored, of 3.9
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.8])
@@ -99,7 +114,7 @@ def test_whoever_sends_nothing_has_no_length(quantile):
         updates *= 1 + 0.01 * torch.rand(1000, 1, generator=rng)
         total = clipped_sum(updates, Bound(norm, clipping.indicator(norm), quantile))
         inside = quantile + float(total[1]) / (clipping.indicator(norm) * 1000)
-        norm = clipping.following(norm, inside, t)
+        norm = clipping.following(norm, inside, t, 0.0)
     assert norm == pytest.approx({0.2: 2.0, 0.5: 4.0, 0.8: 8.0}[quantile], rel=0.1)
     nobody = clipped_sum(torch.zeros(5, 3), Bound(1.0, clipping.indicator(1.0), quantile))
     assert not nobody.any()
@@ -118,7 +133,8 @@ def test_a_start_far_off_is_mended_within_ten_rounds(start, quantile):
         lengths = rng.lognormal(0.0, 0.4, 50)
         weight = clipping.indicator(norm)
         noisy = weight * ((lengths < norm) - quantile).sum() + 1.01 * norm * rng.standard_normal()
-        norm = clipping.following(norm, quantile + noisy / (weight * 50), t)
+        share = quantile + noisy / (weight * 50)
+        norm = clipping.following(norm, share, t, 1.01 * norm / 50)
         met.append(norm)
     target = float(np.exp(0.4 * {0.3: -0.5244, 0.5: 0.0, 0.8: 0.8416}[quantile]))
     assert target / 2.5 < met[9] < 2.5 * target

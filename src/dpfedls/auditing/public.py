@@ -225,7 +225,10 @@ def _next_norm(recipe: Any, norm: float, inside: float | None, t: int) -> float:
         return norm
     away, quantile = min(max(inside, 0.0), 1.0) - clipping.quantile, clipping.quantile
     scaled = away / (2 * quantile) if away < 0 else away / (2 - 2 * quantile)
-    moved = norm * math.exp(-(0.2 + 4 * 0.7**t) * scaled)
+    plan = recipe.plan
+    weight = clipping.indicator(norm) * plan.expected_cohort
+    doubt = plan.noise * clipping.contribution(norm) / weight
+    moved = norm * math.exp(-(0.2 + 4 * 0.7**t) / (1 + 4 * doubt**2) * scaled)
     return min(max(moved, 1e-12), 1e12)
 
 

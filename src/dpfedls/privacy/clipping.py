@@ -43,8 +43,8 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
         """The weight of the coordinate that says who was inside; 0 where there is none."""
         return 0.0
 
-    def following(self, norm: float, inside: float | None, round_: int) -> float:
-        """The norm of the round after ``round_``."""
+    def following(self, norm: float, inside: float | None, round_: int, noise: float) -> float:
+        """The norm of the round after ``round_``; ``noise`` is that of the release."""
         return norm
 
 
@@ -53,8 +53,9 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
 
     After a round whose noisy share of updates inside the ball was b, the norm becomes
     C · exp(−η_t · s), where s is b − quantile, scaled to run from −½ (nobody inside) to ½
-    (everybody), and η_t = 0.2 + 4 · 0.7^t: large steps first, so that a start 100 times too small
-    or too large is mended within about ten rounds.
+    (everybody), and η_t = (0.2 + 4 · 0.7^t) ÷ (1 + 4d²): large steps first, so that a start 100
+    times too small or too large is mended within about ten rounds, and short ones where the share
+    is in doubt, d being the standard deviation of its noise.
 
     Guarantees: update and indicator together have norm at most 1.01 · C, whatever the update is,
     so the pair costs what the update alone would cost with 1 % less noise.
@@ -79,13 +80,15 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         # times 1 − quantile or −quantile; with w the larger, √(C² + (w · indicator)²) = 1.01 · C.
         return math.sqrt(_JOINT**2 - 1) * norm / max(self.quantile, 1 - self.quantile)
 
-    def following(self, norm: float, inside: float | None, round_: int) -> float:
+    def following(self, norm: float, inside: float | None, round_: int, noise: float) -> float:
         if inside is None:
             return norm
+        doubt = noise / self.indicator(norm)  # the standard deviation of the noise in the share
         # A share is between 0 and 1; noise may say otherwise, and then means no more than that.
         away = min(max(inside, 0.0), 1.0) - self.quantile
         scaled = away / (2 * (1 - self.quantile) if away > 0 else 2 * self.quantile)
-        moved = norm * math.exp(-(_PACE + _HASTE * _CALM**round_) * scaled)
+        pace = (_PACE + _HASTE * _CALM**round_) / (1 + 4 * doubt**2)
+        moved = norm * math.exp(-pace * scaled)
         return min(max(moved, _LEAST), _MOST)
 
 
