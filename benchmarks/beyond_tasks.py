@@ -1,4 +1,4 @@
-"""A task for benchmarks/beyond.py that the paper does not have."""
+"""Tasks for benchmarks/beyond.py that the paper does not have."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from torch import nn
 
 from dpfedls import Task
 from dpfedls.randomness import SeededStreams
+from dpfedls.tasks import svhn_images
 from dpfedls.tasks.mnist import read
+from dpfedls.tasks.models import Standardise
 from dpfedls.tasks.partition import iid
+from dpfedls.tasks.pretrain import pretrained_cnn
+from dpfedls.tasks.svhn import MEAN, STDDEV
 
 
 def mnist_cnn(num_clients: int, streams: SeededStreams) -> Task:
@@ -31,6 +35,20 @@ def mnist_cnn(num_clients: int, streams: SeededStreams) -> Task:
         ),
         test=(test_x, test_y),
         test_from="MNIST's test images, which are dealt out to nobody",
+    )
+
+
+def svhn_36k(num_clients: int, streams: SeededStreams) -> Task:
+    """36 SVHN images a person, 4,000 to test on, and the paper's CNN, pre-trained on MNIST."""
+    (x, y), (test_x, test_y) = svhn_images.read("train"), svhn_images.read("test")
+    rng = streams.generator("split")
+    order = torch.from_numpy(rng.permutation(len(y)))[: 36 * num_clients]
+    held = torch.from_numpy(rng.permutation(len(test_y)))[:4000]
+    return Task(
+        iid(x[order], y[order], num_clients, streams.generator("partition")),
+        nn.Sequential(Standardise(MEAN, STDDEV), *pretrained_cnn()),
+        test=(test_x[held], test_y[held]),
+        test_from="SVHN's test images, which are dealt out to nobody",
     )
 
 
