@@ -13,7 +13,7 @@ from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.people.losses import Loss
 from dpfedls.privacy.plan import PrivacyPlan
-from dpfedls.stepping import NoiseRate, ServerRate, noise_gathered
+from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 
 LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE)
 SMOOTHING = AdaptiveSmoothing()
@@ -62,7 +62,13 @@ class Fitted(NamedTuple):
 
 
 def rates_for(
-    plan: PrivacyPlan, model: nn.Module, loss: Loss, *, public: Any = None, shape_of: Any = None
+    plan: PrivacyPlan,
+    schedule: Schedule,
+    model: nn.Module,
+    loss: Loss,
+    *,
+    public: Any = None,
+    shape_of: Any = None,
 ) -> Fitted:
     """Server and learning rate, by the model's answers to inputs that are nobody's.
 
@@ -73,7 +79,7 @@ def rates_for(
     rates = rates_on(model, inputs, loss)
     source = "the test inputs" if public is not None else "random inputs of unit scale"
     if rates.noise is None:
-        gathered = noise_gathered("linear", plan, 1.0)
+        gathered = noise_gathered(schedule, plan, 1.0)
         server: ServerRate = min(1.0, USUAL / gathered) if gathered else 1.0
         said = f"every weight gathers noise of {USUAL:g} clip norms in the whole run"
     else:

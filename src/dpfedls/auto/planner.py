@@ -24,7 +24,7 @@ ENOUGH = 1.1
 QUIET = USUAL / 4  # noise that nobody notices, for clip norms of the usual size
 ROUNDS = (100, 200, 400)
 HOPELESS = 25  # a server rate of less than one part in so many
-_LEAST_COHORT = 20
+_LEAST_COHORT, _MANY = 20, 10**6
 
 
 class Row(NamedTuple):
@@ -82,9 +82,12 @@ def choose_plan(rows: Iterator[Row]) -> Row:
 
 def people_needed(epsilon: float, row: Row) -> int:
     """How many people a useful model takes at that ε: as many as there are, or more."""
-    while noise_gathered("linear", row.plan, 1.0) > HOPELESS * USUAL:
-        more = 10 * math.ceil(0.13 * row.plan.num_clients)  # three tenths more
+    over = noise_gathered("linear", row.plan, 1.0) / (HOPELESS * USUAL)
+    while over > 1 and row.plan.num_clients < _MANY:
+        # Noise falls a little slower than people grow in number, since δ falls too.
+        more = 10 * math.ceil(0.1 * max(1.2, over) * row.plan.num_clients)
         row = choose_plan(candidates(more, epsilon))
+        over = noise_gathered("linear", row.plan, 1.0) / (HOPELESS * USUAL)
     return row.plan.num_clients
 
 

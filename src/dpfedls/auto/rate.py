@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpfedls.people.losses import Loss, cross_entropy
-from dpfedls.people.samples import each
+from dpfedls.people.samples import as_input, each
 
 USUAL, MOST = 0.08, 0.16
 """ρ that suited thirteen tasks, and the largest that suited any of them."""
@@ -72,7 +72,7 @@ class _Moved:
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         self.model = copy.deepcopy(model).cpu()
-        self.inputs = each(lambda leaf: leaf[:_INPUTS].cpu(), inputs)
+        self.inputs = each(lambda leaf: as_input(leaf[:_INPUTS]).cpu(), inputs)
         rng = torch.Generator().manual_seed(1)  # not that of made-up inputs: they would be alike
         self.weights = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
         self.noise = [

@@ -20,14 +20,15 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
     if recipe.server_rate != "auto":
         return recipe
     check_model(task.model)
+    known = (recipe.plan, recipe.schedule, task.model, task.loss)
     if task.test is None:
         first = int(np.argmax(task.data.sizes > 0))
         samples = each(lambda values: values[:1], task.data.client(first))
         check_samples(task.model, samples, f"clients[{first}]", task.loss)
-        rates = rates_for(recipe.plan, task.model, task.loss, shape_of=samples[0])
+        rates = rates_for(*known, shape_of=samples[0])
     else:
         check_samples(task.model, task.test, "test", task.loss)
-        rates = rates_for(recipe.plan, task.model, task.loss, public=task.test[0])
+        rates = rates_for(*known, public=task.test[0])
     local, why = recipe.local, {"server_rate": rates.why["server_rate"]}
     if "local" in recipe.chosen:
         local, why = msgspec.structs.replace(local, learning_rate=rates.learning), rates.why
