@@ -12,13 +12,21 @@ from torture.corruption import corruption
 from torture.disk import disk
 from torture.failpoints import failpoints
 from torture.kills import kills
+from torture.noise import noise
 from torture.outcome import Kind
+from torture.power import power
+from torture.replies import replies
+from torture.soak import soak
 
 KINDS: dict[str, tuple[Kind, int]] = {
     "kill": (kills, 300),
     "failpoint": (failpoints, 400),
     "corruption": (corruption, 2_000),
     "disk": (disk, 200),
+    "power": (power, 400),
+    "replies": (replies, 20_000),
+    "soak": (soak, 10_000),
+    "noise": (noise, 10_000_000),
 }
 
 
