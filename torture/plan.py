@@ -11,11 +11,13 @@ from torture import folders, shim
 from torture.corruption import corruption
 from torture.disk import disk
 from torture.failpoints import failpoints
+from torture.fuzz import fuzz
 from torture.kills import kills
 from torture.noise import noise
 from torture.outcome import Kind
 from torture.power import power
 from torture.replies import replies
+from torture.security import security
 from torture.soak import soak
 
 KINDS: dict[str, tuple[Kind, int]] = {
@@ -24,8 +26,10 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "corruption": (corruption, 2_000),
     "disk": (disk, 200),
     "power": (power, 400),
+    "fuzz": (fuzz, 30_000),
     "replies": (replies, 20_000),
     "soak": (soak, 10_000),
+    "security": (security, 1),
     "noise": (noise, 10_000_000),
 }
 

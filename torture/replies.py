@@ -79,6 +79,8 @@ def _problem(spoil: Spoil, rng: random.Random, bound: Bound) -> str | None:
         try:
             made = read()
         except Refused as refused:
+            if read is reading[0] and spoil is SPOILS["honest"]:
+                return f"an honest reply is refused: {refused}"
             if "\n" in str(refused) or len(str(refused)) > 400:
                 return "the refusal is not one short line"
         except Exception as error:
