@@ -43,15 +43,16 @@ def test_the_filter_solves_the_laplacian_of_a_path_with_free_ends(size, strength
 
 @pytest.mark.parametrize("alike", [0.3, 0.5, 0.65])
 def test_the_strength_is_that_of_the_process_in_much_noise(alike):
-    """Three times the signal's power in noise; ρ has a standard error below 0.01 in each case."""
+    """Three times the signal's power in noise; ρ has a standard error of 0.012 at most."""
     signal = autoregressive(alike, 400, 784)
     noisy = signal + math.sqrt(3) * torch.randn(signal.shape, generator=RNG)
-    assert strength_along(noisy, 1) == pytest.approx(alike / (1 - alike) ** 2, rel=0.2)
+    least, most = (rho / (1 - rho) ** 2 for rho in (alike - 0.05, alike + 0.05))
+    assert least < strength_along(noisy, 1) < most
 
 
 def test_noise_alone_is_left_as_it_is():
-    """Each case is smoothed by chance once in 30,000 times: 200 cases, false alarm 0.7 %."""
-    for _ in range(200):
+    """Each case is smoothed by chance once in 4,300 times: 40 cases, false alarm 1 %."""
+    for _ in range(40):
         noise = torch.randn(10, 64, generator=RNG)
         assert smooth_axes(noise) is noise
 

@@ -393,6 +393,8 @@ def test_the_demo_shows_smoothing_ahead(dpfedls, tmp_path):
     rows = {row["strength"]: row for row in shown["table"]}
     assert rows[0.0]["method"] == "DP-Fed"
     assert rows[2.0]["accuracy_mean"] > rows[0.0]["accuracy_mean"]
+    assert rows[None]["method"] == "automatic"
+    assert rows[None]["accuracy_mean"] > rows[0.0]["accuracy_mean"]
     assert shown["epsilon"] == pytest.approx(0.751, abs=0.001)
     assert "polyline" in (tmp_path / "d" / "report.html").read_text()
 

@@ -26,7 +26,12 @@ INTRODUCTION = """\
 A recipe is a TOML file that says what to train on what, under which promise.
 `dpfedls run mine.toml` trains it, `dpfedls run mine.toml --set plan.rounds=10` changes a key for
 one run, and the run folder keeps the complete recipe as `recipe.toml`. An unknown key is refused
-with the one that was probably meant. This is a whole recipe:
+with the one that was probably meant.
+
+Two lines are enough: `task`, and `calibrate = { epsilon = 2.0 }`. What is left out of `plan`, `local`,
+`denoiser`, `server_rate` and `schedule` is then chosen ([choosing a plan](choosing-a-plan.md)), and
+`chosen` in the run folder's recipe says why. With a `plan.sampler` nothing is chosen, and the
+defaults below hold. This recipe says everything itself:
 
 ```toml
 task = "synthetic-logistic"
@@ -56,7 +61,6 @@ ABOUT = {
         "local": "what each client does in a round",
         "denoiser": "what is done to a release before the step; one or a list",
         "calibrate": "choose the noise by an ε instead of giving it",
-        "server_rate": "η_g, the length of the server's step",
         "averaging": "0 hands out the last iterate, 1 the uniform average, 0.9 an exponential one",
         "mode": "deployed draws noise from the operating system; a simulation protects nobody",
         "seed": "of everything random in a simulation",

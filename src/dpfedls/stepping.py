@@ -15,8 +15,8 @@ Schedule: TypeAlias = Literal["constant", "linear"]  # linear: falling towards z
 class NoiseRate(Component, frozen=True, tag="noise"):
     """The rate at which a run leaves noise of this deviation in a weight; ``at_most`` without."""
 
-    noise: float
-    at_most: float = 1.0
+    noise: float  # standard deviation in a weight after the whole run
+    at_most: float = 1.0  # the largest server rate
 
     def __post_init__(self) -> None:
         check_types(self, "server_rate.")

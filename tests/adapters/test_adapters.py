@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -25,16 +25,15 @@ from fake_grid import FakeGrid
 EXAMPLES = Path(__file__).parents[2] / "examples" / "adapters"
 
 
-def run(name: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def accuracy(capsys):
+    """What an example prints."""
 
+    def of(name: str) -> float:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"))
+        return float(capsys.readouterr().out.split("accuracy ")[1].split()[0])
 
-def accuracy(printed: str) -> float:
-    return float(printed.split("accuracy ")[1].split()[0])
+    return of
 
 
 def test_a_stream_keeps_names_shapes_and_precision_and_remembers():
@@ -95,11 +94,14 @@ def test_flowers_own_strategy_takes_a_smoothed_step():
         Denoised(FedAvg(), LaplacianSmoothing())
 
 
-def test_the_hooks_example_runs():
-    assert accuracy(run("plain_torch")) > 0.9
+def test_examples_run(accuracy):
+    assert accuracy("plain_torch") > 0.9
+    assert isinstance(runpy.run_path(str(EXAMPLES / "with_flower.py"))["strategy"], Denoised)
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == {"plain_torch", "with_flower", "with_opacus", "with_pfl"}
 
 
-def test_opacus_steps_are_denoised_after_its_noise():
+def test_opacus_steps_are_denoised_after_its_noise(accuracy):
     opacus = pytest.importorskip("opacus", reason="make test-adapters installs it")
     from opacus.optimizers import DPOptimizer
 
@@ -125,10 +127,10 @@ def test_opacus_steps_are_denoised_after_its_noise():
     # 64 draws: their deviation is within 40 % of the stated one but for 1 in 100,000 (chi-squared).
     assert 0.3 < float(seen[0].value.std()) < 0.7
     torch.testing.assert_close(p.detach(), -smooth(seen[0].value, 5.0))
-    assert accuracy(run("with_opacus")) > 0.9
+    assert accuracy("with_opacus") > 0.9
 
 
-def test_pfl_denoises_behind_its_mechanism_and_nowhere_else():
+def test_pfl_denoises_behind_its_mechanism_and_nowhere_else(accuracy):
     pytest.importorskip("pfl", reason="make test-adapters installs it")
     from pfl.metrics import Metrics, StringMetricName, Weighted
     from pfl.stats import MappedVectorStatistics
@@ -142,4 +144,4 @@ def test_pfl_denoises_behind_its_mechanism_and_nowhere_else():
     found, _ = step.postprocess_server(stats=stats, central_context=None, aggregate_metrics=told)
     torch.testing.assert_close(found["w"], smooth(stats["w"], 1.0))
     assert found.weight == stats.weight
-    assert accuracy(run("with_pfl")) > 0.8
+    assert accuracy("with_pfl") > 0.8

@@ -132,7 +132,7 @@ def test_a_table_as_text(toy):
     assert f"is {100 * far:.2f} points" in text
     assert text.count("The DP-Fed cell furthest from") == 1  # the other variant has other noise
     assert text.count("is ahead of no smoothing in ") == 2
-    assert "**Laid over every recipe:** `task=synthetic-logistic`" in text
+    assert "**Overridden in every recipe:** `task=synthetic-logistic`" in text
     assert "the ε of a column's head, are of the paper's own settings." in text
 
 

@@ -38,15 +38,15 @@ def demo(
     seeds: Annotated[int, typer.Option(help="Seeds to average over.")] = 8,
     json: Json = False,
 ) -> None:
-    """DP-Fed against DP-Fed-LS at the same privacy budget, on 5,000 real MNIST images, offline."""
-    from dpfedls.runs.demo import STRENGTHS
+    """DP-Fed, DP-Fed-LS and what ε alone leads to, on 5,000 real MNIST images, offline."""
+    from dpfedls.runs.demo import METHODS
     from dpfedls.runs.demo import demo as run_demo
     from dpfedls.runs.watch import progress
 
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}; use 5 for a fair comparison")
     folder = new_folder(out, "demo")
-    cells = len(STRENGTHS) * seeds
+    cells = len(METHODS) * seeds
     with progress(cells, "cell") as advance:
         done = iter(range(1, cells + 1))
         result = run_demo(folder, seeds, lambda note: advance(next(done), note))
@@ -223,9 +223,13 @@ def finish(result: Result | Outcome, json: bool) -> None:
         raise result.exhausted
 
 
+def _strength(strength: float | None) -> str:
+    return "adaptive" if strength is None else f"{strength:g}"
+
+
 def _demo_text(result: dict[str, Any]) -> str:
     rows = [
-        f"{row['method']:<10} {row['strength']:>8g} {100 * row['accuracy_mean']:>10.2f} "
+        f"{row['method']:<10} {_strength(row['strength']):>8} {100 * row['accuracy_mean']:>10.2f} "
         f"± {100 * row['accuracy_std']:.2f}"
         for row in result["table"]
     ]

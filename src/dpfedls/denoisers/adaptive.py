@@ -55,21 +55,22 @@ def smooth_axes(tensor: Tensor) -> Tensor:
 
 
 def strength_along(tensor: Tensor, axis: int) -> float:
-    """ρ ÷ (1 − ρ)², where ρ is what second neighbours' products are to first neighbours'.
+    """ρ ÷ (1 − ρ)², where ρ is by how much products of neighbours fall with each place further.
 
     The ratio does without the variance, to which noise adds. What all entries of a row have in
     common is taken out: it makes the far ones as much alike as the near ones. Zero unless the
-    neighbours' products are beyond what noise alone gives in one of thirty thousand cases.
+    products are beyond what noise alone gives in one of four thousand cases.
     """
     if tensor.shape[axis] < _LEAST_ENTRIES:
         return 0.0
     rows = tensor.movedim(axis, -1)
     rows = rows - rows.mean(dim=-1, keepdim=True)
-    first, second = rows[..., 1:] * rows[..., :-1], rows[..., 2:] * rows[..., :-2]
-    chance = rows.square().mean() / math.sqrt(first.numel())
-    if not first.mean() > _BEYOND_CHANCE * chance:
+    size = rows.shape[-1]
+    near = [float((rows[..., k:] * rows[..., : size - k]).sum()) for k in range(1, _NEAR + 1)]
+    chance = float(rows.square().mean()) * math.sqrt(_NEAR * rows.numel())
+    if not sum(near) > _BEYOND_CHANCE * chance:
         return 0.0
-    alike = min(max(float(second.mean() / first.mean()), 0.0), _MOST_ALIKE)
+    alike = min(max(sum(near[1:]) / sum(near[:-1]), 0.0), _MOST_ALIKE)
     return alike / (1 - alike) ** 2
 
 
@@ -93,5 +94,6 @@ def _longer_step(strength: float) -> float:
 
 
 _LEAST_ENTRIES = 8  # in fewer there is nothing to be learned about neighbours
-_BEYOND_CHANCE = 4.0
+_NEAR = 4  # neighbours on each side that are compared
+_BEYOND_CHANCE = 3.5
 _MOST_ALIKE = 0.7  # where noise is as little as it may be, a stronger filter costs more than noise

@@ -34,10 +34,10 @@ log = logging.getLogger("dpfedls")
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe with settings laid over it: one number of a table, one line of a figure."""
+    """A recipe with settings that override it: one number of a table, one line of a figure."""
 
     recipe: str  # name of a recipe
-    settings: tuple[str, ...] = ()  # key=value laid over it
+    settings: tuple[str, ...] = ()  # key=value that override it
     rank: int = 0  # cells of a lower one are run first, with all their seeds
 
 
@@ -89,7 +89,7 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
 
 
 def resolve(cell: Cell, seed: int, options: Options) -> Recipe:
-    """The recipe of a cell: its own settings, those laid over everything, device and seed."""
+    """The recipe of a cell: its own settings, those that override all, device and seed."""
     last = [f'device="{options.device}"', f"seed={seed}"]
     return recipes.read(cell.recipe, [*cell.settings, *options.settings, *last])
 

@@ -34,7 +34,7 @@ CHECKED = {
 }
 
 
-ROUNDING = 1e-3  # of a trial's loss; processors add up in different orders
+ROUNDING = 1e-4  # of a trial's loss; processors add up in different orders
 
 
 def check_formulas(committed: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ class Options:
     seeds: int = 3
     device: str = "cpu"
     jobs: int = 1  # runs at the same time
-    settings: tuple[str, ...] = ()  # key=value laid over every recipe: a smaller trial, said so
+    settings: tuple[str, ...] = ()  # key=value that override every recipe: a smaller trial, said so
     only: tuple[str, ...] = ()  # labels of the cells wanted; without any, all of them
     say: Callable[[str], None] = lambda _: None
 

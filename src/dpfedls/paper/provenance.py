@@ -67,7 +67,7 @@ def provenance(
 
 
 def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
-    """An item's section of Markdown: title, what was laid over it, text, and how it was made."""
+    """An item's section of Markdown: title, what was overridden, text, and how it was made."""
     laid = " ".join(f"`{setting}`" for setting in facts["settings"])
     made, by = f"Made by `{facts['command']}`", "; ".join(facts["made_by"])
     if facts["runs"]:  # some may have been there before the command was given

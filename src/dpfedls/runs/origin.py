@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from dpfedls.privacy.bounded import STATEMENT, read_bounded
+
 
 def origin(notes: Path) -> dict[str, Any]:
     """The day a run was first opened, and each code that has made rounds of it, oldest first.
@@ -18,7 +20,7 @@ def origin(notes: Path) -> dict[str, Any]:
     Days, not seconds: how long rounds take follows the size of their cohorts, which is secret.
     """
     try:
-        before = msgspec.json.decode(notes.read_bytes(), type=_Origin)
+        before = msgspec.json.decode(read_bounded(notes, STATEMENT), type=_Origin)
     except (OSError, msgspec.DecodeError):  # new, or cut short by a crash: it is written anew
         before = _Origin()
     made_by = [made for made in before.made_by if made != commit()]

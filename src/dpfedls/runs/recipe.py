@@ -72,8 +72,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     local: LocalSGD
     denoiser: NamedDenoiser | list[NamedDenoiser] = msgspec.field(default_factory=Identity)
     calibrate: Calibration | None = None
-    server_rate: ServerRate | Literal["auto"] = 1.0  # "auto" until the model is known
-    schedule: Schedule = "constant"  # of the server rate
+    server_rate: ServerRate | Literal["auto"] = 1.0  # η_g; "auto": by the noise the model bears
+    schedule: Schedule = "constant"  # of the server rate; "linear" falls to zero
     averaging: float = 0.0
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # whose budget this run shares with others
@@ -86,7 +86,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     evaluate_every: int = 1
     diagnose: bool = False  # simulation only: also evaluate on private samples, into its own file
     reproduces: str = ""
-    chosen: dict[str, str] = msgspec.field(default_factory=dict)  # what nobody gave, and why so
+    chosen: dict[str, str] = msgspec.field(default_factory=dict)  # by us, and why: not to be given
 
     def __post_init__(self) -> None:
         if not isinstance(self.server_rate, NoiseRate | str):

@@ -60,6 +60,26 @@ def natural(features: Tensor, targets: Tensor, owners: np.ndarray) -> ClientData
     return ClientData.from_arrays(features, targets, owners)
 
 
+def held_out(
+    people: int, num_clients: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Who is trained on, who validates and who tests: numbers of people, drawn at random.
+
+    Nobody is in two of them. Those who are not trained on, a tenth of the people at least, are
+    halved; so a test says how a model serves people it has never seen.
+    """
+    most = people - max(2, people // 10)
+    if num_clients > most:
+        raise InputError(
+            f"plan.num_clients = {num_clients}, but of {people} people a tenth is kept to test the "
+            f"model on, who must not be trained on; use at most {most}"
+        )
+    order = rng.permutation(people)
+    middle = num_clients + (people - num_clients) // 2
+    trained, validate, test = np.split(order, [num_clients, middle])
+    return np.sort(trained), np.sort(validate), np.sort(test)
+
+
 def _shares(samples: int, num_clients: int) -> np.ndarray:
     """Where each client's share begins and ends when all are equal to within one sample."""
     if num_clients > samples:

@@ -46,9 +46,12 @@ TaskMaker = Callable[[int, SeededStreams], Task]
 
 # By name, not imported: a task's packages are loaded when it is asked for.
 TASKS = {
+    "chitchat": "dpfedls.tasks.chitchat:make",
     "digits-logistic": "dpfedls.tasks.digits:make",
+    "insteval": "dpfedls.tasks.insteval:make",
     "mnist-logistic": "dpfedls.tasks.mnist:make",
     "mnist-logistic-dirichlet": "dpfedls.tasks.mnist:make_dirichlet",
+    "mnist-writers": "dpfedls.tasks.writers:make",
     "mnist5k-logistic": "dpfedls.tasks.mnist5k:make",
     "shakespeare-lstm": "dpfedls.tasks.shakespeare:make",
     "street-digits-attack": "dpfedls.paper.street_digits:make_attack",
@@ -66,9 +69,12 @@ TASKS = {
 
 # How many people the paper, or the data itself, has.
 _PEOPLE = {
+    "chitchat": 1100,
     "digits-logistic": 200,
+    "insteval": 2600,
     "mnist-logistic": 500,
     "mnist-logistic-dirichlet": 500,
+    "mnist-writers": 500,
     "mnist5k-logistic": 400,
     "shakespeare-lstm": 975,
     "svhn-cnn": 2000,

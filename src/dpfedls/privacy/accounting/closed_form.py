@@ -94,7 +94,7 @@ def closed_form_epsilon(event: RoundEvent, *, rounds: int, delta: float) -> floa
 
 
 def closed_form_rounds(epsilon: float, *, event: RoundEvent, delta: float) -> int:
-    """The most rounds by Eq. (T) and its Poisson analogue, confirmed by PLD; 0 if none."""
+    """The most rounds by Eq. (6) and its Poisson analogue, confirmed by PLD; 0 if none."""
     factor, least_square = lemma_for(event.sampler)
     square = event.noise_over_sensitivity**2
     alphas = 1 + math.log(1 / delta) / ((1 - LAMBDAS) * epsilon)
