@@ -24,7 +24,7 @@ OPEN = {
     "power": "durable.replace syncs a file before its buffer is written",
     "security": "as_csv lets a run's name be a formula",
 }
-SHORT = [kind for kind in KINDS if kind != "federation"]
+SHORT = [*KINDS]
 MARKED = [
     pytest.param(kind, marks=pytest.mark.xfail(strict=True, reason=OPEN[kind]))
     if kind in OPEN
@@ -36,7 +36,7 @@ MARKED = [
 @pytest.fixture(scope="module")
 def outcomes():
     """One process for all kinds: importing costs more than the cases do."""
-    words = [sys.executable, "-m", "torture", *SHORT, "--scale", "0.01", "--json"]
+    words = [sys.executable, "-m", "torture", *SHORT, "--scale", "0.003", "--json"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)

@@ -43,7 +43,10 @@ def main() -> int:
 def _timed(name: str, scale: float, seed: int) -> Outcome:
     kind, cases = plan.KINDS[name]
     begun = time.monotonic()
-    found = kind(max(1, round(cases * scale)), seed)
+    try:
+        found = kind(max(1, round(cases * scale)), seed)
+    except Exception as error:  # the other kinds are still to be tried
+        found = Outcome(violations=[f"it could not be tried: {type(error).__name__}: {error}"])
     found.seconds = time.monotonic() - begun
     return found
 

@@ -25,11 +25,11 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "failpoint": (failpoints, 400),
     "corruption": (corruption, 2_000),
     "disk": (disk, 200),
-    "power": (power, 400),
+    "power": (power, 300),
     "fuzz": (fuzz, 30_000),
     "replies": (replies, 20_000),
     "soak": (soak, 10_000),
-    "security": (security, 1),
+    "security": (security, 250),
     "noise": (noise, 10_000_000),
 }
 

@@ -27,13 +27,14 @@ _CALLS = {"eval", "exec", "compile", "torch.load", "os.system"}
 
 
 def security(cases: int, seed: int) -> Outcome:
-    """Each once, however many cases are asked for."""
+    """Each once; where few cases are asked for, those that start many processes are left out."""
     found, tried = Outcome(), []
     with tempfile.TemporaryDirectory() as name:
         run = Path(name) / "run"
         watch_noise(Path(name) / "noise")
         forked(folders.started(run, "deployed", 2))
-        for look in (_pages, _tables, _paths, _headers, _rights, _network, _source):
+        looks = (_pages, _tables, _rights, _source, _paths, _headers, _network)
+        for look in looks if cases > 1 else looks[:4]:
             tried.append((look.__doc__ or "").split(":")[0].lower())
             for case, problem in look(run):
                 found.add(case, [problem] if problem else [])
