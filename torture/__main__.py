@@ -29,14 +29,14 @@ def main() -> int:
     for name in asked.kinds or plan.KINDS:
         print(f"{name} …", file=sys.stderr, flush=True)
         outcomes[name] = _timed(name, asked.scale, asked.seed)
+        if asked.write:
+            page.rewrite(asked.write, {name: outcomes[name]})
         for violation in outcomes[name].violations:
             print(f"  violation: {violation}", file=sys.stderr, flush=True)
     if asked.json:
         print(json.dumps({name: vars(found) for name, found in outcomes.items()}))
     else:
         print("\n".join([HEADER, *(row(name, found) for name, found in outcomes.items())]))
-    if asked.write:
-        page.rewrite(asked.write, outcomes)
     return int(any(found.violations for found in outcomes.values()))
 
 

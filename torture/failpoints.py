@@ -105,8 +105,9 @@ def _instrumented(work: Callable[[], None], reached: Reached) -> Callable[[], No
         fsync, replace, connect = os.fsync, os.replace, sqlite3.connect
 
         def watched_fsync(handle: int) -> None:
-            what = f"fsync of {_name(os.readlink(f'/proc/self/fd/{handle}'))}"
-            if os.path.isfile(f"/proc/self/fd/{handle}"):
+            path = os.readlink(f"/proc/self/fd/{handle}")
+            what = f"fsync of {_name(path)}"
+            if path.endswith(".part"):  # a new file: nothing of it was promised yet
                 reached(_HALF, what, handle)
             reached("before", what, handle)
             fsync(handle)
