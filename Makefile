@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: setup demo test test-browser test-adapters check docs dist results-check bench clean
+.PHONY: setup demo test test-browser test-adapters check docs dist results-check bench torture clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/installed  ## create .venv and install the package with what demo and tests need
@@ -58,6 +58,9 @@ results-check: setup  ## a cheap cell of each table made again and compared with
 bench: setup  ## speed beside pfl, Flower and plain torch, in about 20 minutes; then how ours grows
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/scaling.py
+
+torture: setup  ## what the system withstands, in about half an hour; SCALE=0.1 tries a tenth of the cases
+	$(BIN)/python -m torture --scale $(or $(SCALE),1) $(KINDS)
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .adapters .bare site dist .pytest_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,1 @@
+"""What the system withstands, shown: ``python -m torture``, or ``make torture``."""

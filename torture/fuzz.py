@@ -1,0 +1,213 @@
+"""Command lines, recipes and files that nobody would write: one line and an exit code, always."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+
+from torture import folders
+from torture.outcome import Outcome
+from torture.process import command, forked
+from torture.watched import watch_noise
+
+_SECONDS = 20  # after which an example hangs
+_NUMBERS = (
+    st.sampled_from(["0", "1", "-1", "2", "0.5", "1e-320", "1e308", "-1e308", "nan", "inf", "-inf"])
+    | st.sampled_from(["0x7fffffff", "99999999999999999999", "1_0", "٣", "''"])
+    | st.floats().map(repr)
+)
+_WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+_KEYS = st.sampled_from(
+    [
+        *("plan.rounds", "plan.num_clients", "plan.clip_norm", "plan.noise_multiplier"),
+        *("plan.delta", "plan.sampler.rate", "plan.sampler.kind", "plan.clipping", "mode", "seed"),
+        *("local.epochs", "local.batch_size", "local.learning_rate", "local.steps", "task"),
+        *("local.projection", "denoiser.kind", "denoiser.strength", "server_rate", "schedule"),
+        *("averaging", "evaluate_every", "calibrate.epsilon", "population", "nodes", "engine"),
+    ]
+)
+_VALUES = _NUMBERS | _WORDS | st.sampled_from(['"x"', "[" * 500, "{}", "[]", "true", "{a=1}", '"'])
+_OPTIONS = st.sampled_from(
+    [
+        *("--epsilon", "--delta", "--clients", "--rate", "--rounds", "--noise-multiplier"),
+        *("--clip-norm", "--accountant", "--sampling", "--cohort", "--json", "--case", "--dim"),
+        *("--lipschitz", "--strength", "--local-steps", "--cohort-at-most", "--rounds-at-most"),
+    ]
+)
+_CHOICES = st.sampled_from(
+    ["poisson", "fixed", "pld", "rdp", "closed-form", "paper", "convex", "non-convex"]
+)
+_COMMANDS = st.sampled_from(
+    [
+        *(("privacy", "epsilon"), ("privacy", "noise"), ("privacy", "rounds"), ("theory",)),
+        *(("privacy", "verify"), ("privacy", "statement"), ("report",), ("recipes",), ()),
+    ]
+)
+_SPLICES = st.lists(
+    st.tuples(st.integers(0, 2**16), st.integers(0, 64), st.binary(max_size=64)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def fuzz(cases: int, seed: int) -> Outcome:
+    """A quarter each: recipes, command lines, files of a checkpoint and log, files of a ledger."""
+    found = Outcome(note="recipes, command lines, decoders of checkpoint, log, statement, ledger")
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        watch_noise(place / "noise")
+        forked(folders.started(place / "run", "simulation", 2))
+        each = max(1, cases // 4)
+        trials = (_recipes, _command_lines, _decoders, _ledgers)
+        for trial in trials:
+            (place / "here").mkdir(exist_ok=True)
+
+            def work(trial=trial) -> None:
+                os.chdir(place / "here")
+                for problem in dict.fromkeys(trial(each, seed, place / "run")):
+                    print(problem)
+
+            answer = forked(work, limit=1800)
+            found.cases += each
+            found.violations += answer.out.splitlines()
+            if answer.code:
+                found.violations.append(f"{trial.__name__}: {answer.err[-300:]}")
+    return found
+
+
+def _examples(
+    count: int, seed: int, strategy: st.SearchStrategy[Any], attempt: Callable[[Any], str | None]
+) -> list[str]:
+    """What is wrong with so many examples; each may take some seconds."""
+    problems: list[str] = []
+
+    @seeded(seed)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def try_(example: Any) -> None:
+        signal.alarm(_SECONDS)
+        try:
+            problem = attempt(example)
+        except BaseException as error:
+            problem = f"{type(error).__name__}: {error}"
+        finally:
+            signal.alarm(0)
+        if problem:
+            problems.append(" ".join(f"{example!r:.160}: {problem:.300}".split()))
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError(f"no answer within {_SECONDS} seconds")
+
+    signal.signal(signal.SIGALRM, too_long)
+    try_()
+    return problems
+
+
+def _recipes(count: int, seed: int, run: Path) -> list[str]:
+    from dpfedls.errors import InputError
+    from dpfedls.runs import recipe
+
+    def attempt(pairs: list[tuple[str, str]]) -> str | None:
+        try:
+            recipe.read("synthetic", [f"{key}={value}" for key, value in pairs])
+        except InputError as error:
+            return "more than one line" if "\n" in str(error) else None
+        return None
+
+    pairs = st.tuples(_KEYS | _WORDS, _VALUES)
+    return _examples(count, seed, st.lists(pairs, min_size=1, max_size=4), attempt)
+
+
+def _command_lines(count: int, seed: int, run: Path) -> list[str]:
+    words = st.lists(st.tuples(_OPTIONS, _NUMBERS | _CHOICES | _WORDS), max_size=7)
+
+    def attempt(example: tuple[tuple[str, ...], list[tuple[str, str]]]) -> str | None:
+        name, options = example
+        return _answered([*name, *(word for pair in options for word in pair)])
+
+    return _examples(count, seed, st.tuples(_COMMANDS, words), attempt)
+
+
+def _answered(words: list[str]) -> str | None:
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    code: object = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            command(*words)()
+        except SystemExit as end:
+            code = end.code
+    if code not in (0, 1, 2, 3):
+        return f"exit code {code}"
+    if code == 2 and words and err.getvalue().count("\n") > 1:
+        return f"{err.getvalue()!r} is more than one line"
+    return None
+
+
+def _decoders(count: int, seed: int, run: Path) -> list[str]:
+    """Checkpoint, log, statement and recipe of a folder, each with bytes replaced."""
+    from dpfedls.errors import InputError
+    from dpfedls.runs.checkpoint import Checkpoint
+    from dpfedls.runs.folder import read_recipe, read_rounds
+    from dpfedls.runs.verify import read_statement
+
+    readers: dict[str, Callable[[Path], object]] = {
+        "checkpoint/state.safetensors": Checkpoint.load,
+        "rounds.jsonl": read_rounds,
+        "privacy.json": read_statement,
+        "recipe.toml": read_recipe,
+    }
+    place = Path.cwd()
+    (place / "checkpoint").mkdir(exist_ok=True)
+
+    def attempt(example: tuple[str, list[tuple[int, int, bytes]]]) -> str | None:
+        name, splices = example
+        raw = _spliced((run / name).read_bytes(), splices)
+        (place / name).write_bytes(raw)
+        try:
+            readers[name](place)
+        except InputError as error:
+            return "more than one line" if "\n" in str(error) else None
+        return None
+
+    return _examples(count, seed, st.tuples(st.sampled_from(sorted(readers)), _SPLICES), attempt)
+
+
+def _ledgers(count: int, seed: int, run: Path) -> list[str]:
+    from dpfedls.privacy.account import read_ledger
+
+    path, raw = Path.cwd() / "ledger.sqlite", (run / "ledger.sqlite").read_bytes()
+    honest = len(read_ledger(run / "ledger.sqlite").entries)
+
+    def attempt(splices: list[tuple[int, int, bytes]]) -> str | None:
+        path.write_bytes(_spliced(raw, splices))
+        found = read_ledger(path)
+        if any("\n" in problem for problem in found.problems):
+            return "more than one line"
+        if not found.problems and len(found.entries) < honest:
+            return f"{len(found.entries)} payments of {honest}, and nothing said"
+        return None
+
+    return _examples(count, seed, _SPLICES, attempt)
+
+
+def _spliced(raw: bytes, splices: list[tuple[int, int, bytes]]) -> bytes:
+    for at, removed, added in splices:
+        at %= len(raw) + 1
+        raw = raw[:at] + added + raw[at + removed :]
+    return raw
