@@ -20,17 +20,7 @@ from torture.plan import KINDS  # noqa: E402
 from dpfedls.runs import recipe as recipes  # noqa: E402
 from dpfedls.runs import simulate as runs  # noqa: E402
 
-OPEN = {
-    "power": "durable.replace syncs a file before its buffer is written",
-    "security": "as_csv lets a run's name be a formula",
-}
 SHORT = [*KINDS]
-MARKED = [
-    pytest.param(kind, marks=pytest.mark.xfail(strict=True, reason=OPEN[kind]))
-    if kind in OPEN
-    else kind
-    for kind in SHORT
-]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +32,7 @@ def outcomes():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("kind", MARKED)
+@pytest.mark.parametrize("kind", SHORT)
 def test_no_violation(outcomes, kind):
     assert outcomes[kind]["cases"] >= 1
     assert outcomes[kind]["violations"] == []

@@ -37,6 +37,7 @@ def replace(path: Path, content: bytes, mode: int = _SHARED) -> None:
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(content)
+                file.flush()  # or the sync would put an empty file on disk
                 _sync(file.fileno())
             os.replace(temporary, path)
         except BaseException:

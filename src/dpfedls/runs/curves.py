@@ -60,13 +60,26 @@ def as_csv(logs: Mapping[str, Log]) -> str:
     names = dict.fromkeys(name for log in logs.values() for line in log for name in line.metrics)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["run", "round", "epsilon", "clip_norm", "server_rate", "seconds", *names])
+    head = ("run", "round", "epsilon", "clip_norm", "server_rate", "seconds")
+    writer.writerow([*head, *map(plain_text, names)])
     for run, log in logs.items():
         for line in log:
             values = (line.metrics.get(name) for name in names)
-            first = (run, line.round, line.epsilon, line.clip_norm, line.server_rate, line.seconds)
+            first = (
+                plain_text(run),
+                line.round,
+                line.epsilon,
+                line.clip_norm,
+                line.server_rate,
+                line.seconds,
+            )
             writer.writerow([*first, *values])
     return out.getvalue()
+
+
+def plain_text(name: str) -> str:
+    """A name that no spreadsheet takes for a formula."""
+    return f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name
 
 
 def _unit(name: str) -> str:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from dpfedls.errors import InputError
 from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.compare import compare
+from dpfedls.runs.curves import plain_text
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.grid import Metrics, Point, described, spread
 from dpfedls.runs.recipe import Recipe, fingerprint
@@ -138,6 +139,6 @@ def as_csv(rows: Sequence[Row]) -> str:
     for row in made:
         metrics = [row["metrics"].get(name, {}) for name in names]
         figures = [found.get(figure) for found in metrics for figure in ("mean", "std")]
-        settings = row["settings"].values()
+        settings = [plain_text(v) if isinstance(v, str) else v for v in row["settings"].values()]
         lines.writerow([*settings, len(row["runs"]), row["epsilon"], row["delta"], *figures])
     return text.getvalue()
