@@ -33,7 +33,12 @@ x, y = text[..., :-1], text[..., -1]
 result = dpfedls.train(
     model=Reader(),
     clients=list(zip(x[:350], y[:350], strict=True)),
-    epsilon=8.0,
+    plan=dpfedls.PrivacyPlan(  # a promise of our own, instead of epsilon alone
+        sampler=dpfedls.PoissonSampling(rate=0.1),
+        num_clients=350,
+        rounds=60,
+        clip_norm=dpfedls.AdaptiveClipping(),
+    ).calibrated(epsilon=8.0),
     metrics={"perplexity": perplexity},
     test=(x[350:].flatten(0, 1), y[350:].flatten()),
 )

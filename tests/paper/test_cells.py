@@ -117,11 +117,15 @@ def test_a_run_that_cannot_start_does_not_stop_the_others(made, tmp_path, jobs):
         assert one.summary["accuracy"] == two.summary["accuracy"]
 
 
-def test_a_run_that_breaks_is_told_apart_from_wrong_input(made, tmp_path, caplog):
-    _, found = made
-    broken = tmp_path / "runs" / found[0][0].folder.name
-    (broken / "rounds.jsonl").mkdir(parents=True)
-    (broken / "recipe.toml").write_text((found[0][0].folder / "recipe.toml").read_text())
+def test_a_run_that_breaks_is_told_apart_from_wrong_input(made, tmp_path, caplog, monkeypatch):
+    broken, really = made[1][0][0].folder.name, cells.start
+
+    def start(recipe, folder, watch):
+        if folder.name == broken:
+            raise ZeroDivisionError("a mistake of ours")
+        return really(recipe, folder, watch)
+
+    monkeypatch.setattr(cells, "start", start)
     with pytest.raises(RunsFailed, match=r"1 of 2 runs failed, the others are finished and kept"):
         run_cells([PLAIN, SMOOTHED], options(tmp_path, seeds=1))
     assert "Traceback" in caplog.text

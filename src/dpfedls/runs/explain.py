@@ -74,10 +74,10 @@ def _remedy(name: str, here: list[str], keys: list[_Key]) -> str:
             return f"it belongs to {table}.kind = {key.kind!r}; here: {', '.join(sorted(here))}"
     names = [key.name for key in keys]
     meant = SYNONYMS.get(name.lower()) or SYNONYMS.get(last.lower().replace("-", "_"))
+    known = [key for key in names if key == meant]
     same = [key for key in names if _last(key) == last]  # the right name in the wrong table
-    found = (
-        same or [key for key in names if key == meant] or _near(last, here) or _near(last, names)
-    )
+    found = [key for key in known if key in here] or same or known
+    found = found or _near(last, here) or _near(last, names)
     return f"did you mean {found[0]!r}?" if found else f"known: {', '.join(sorted(here))}"
 
 
