@@ -28,10 +28,10 @@ A recipe is a TOML file that says what to train on what, under which promise.
 one run, and the run folder keeps the complete recipe as `recipe.toml`. An unknown key is refused
 with the one that was probably meant.
 
-Two lines are enough: `task`, and `calibrate = { epsilon = 2.0 }`. What is left out of `plan`, `local`,
-`denoiser`, `server_rate` and `schedule` is then chosen ([choosing a plan](choosing-a-plan.md)), and
-`chosen` in the run folder's recipe says why. With a `plan.sampler` nothing is chosen, and the
-defaults below hold. This recipe says everything itself:
+Two lines are enough: `task`, and `calibrate = { epsilon = 2.0 }`. What is left out of `plan`,
+`local`, `denoiser`, `server_rate` and `schedule` is then chosen ([choosing a
+plan](choosing-a-plan.md)), and `chosen` in the run folder's recipe says why. With a `plan.sampler`
+nothing is chosen, and the defaults below hold. This recipe says everything itself:
 
 ```toml
 task = "synthetic-logistic"
