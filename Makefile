@@ -17,8 +17,9 @@ setup: .venv/installed  ## create .venv and install the package with what demo a
 demo: setup  ## DP-Fed against DP-Fed-LS at the same privacy budget, offline, in under a minute
 	$(BIN)/dpfedls demo
 
+# Three workers on two cores: one of them mostly waits for a federation.
 test: setup  ## every test, with the branch coverage of the core
-	$(BIN)/python -m pytest -n 2 --cov --cov-fail-under=95
+	$(BIN)/python -m pytest -n 3 --cov --cov-fail-under=95
 
 test-browser: setup  ## the pages in a real Chromium, which is installed if there is none
 	$(PIP) --group browser

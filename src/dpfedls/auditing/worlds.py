@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,7 @@ def _nothing(params: Any, clients: Indices, round_: int, key: int, radius: float
     return torch.zeros(len(clients), len(params))
 
 
+@cache  # the same in every round
 def _bank(dim: int) -> Updates:
     drawn = torch.randn(29, dim, generator=torch.Generator().manual_seed(dim))
     return drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True, dtype=torch.float64).float()

@@ -24,7 +24,7 @@ ENOUGH = 1.1
 QUIET = USUAL / 4  # noise that nobody notices, for clip norms of the usual size
 ROUNDS = (100, 200, 400)
 HOPELESS = 25  # a server rate of less than one part in so many
-_LEAST_COHORT, _MANY = 20, 10**6
+_LEAST_COHORT, _MANY = 50, 10**6
 
 
 class Row(NamedTuple):
