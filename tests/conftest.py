@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+from dpfedls.commands import main as cli
 
 # Derandomised: a property test that fails, fails every time and for everyone.
 hypothesis.settings.register_profile("dpfedls", deadline=None, derandomize=True, max_examples=60)
@@ -25,3 +28,18 @@ def data_folder() -> Path:
         pytest.skip("DPFEDLS_DATA does not name a folder with the real data sets")
     assert Path(name).is_dir(), f"DPFEDLS_DATA = {name} is not a folder"
     return Path(name)
+
+
+@pytest.fixture
+def dpfedls(capsys, monkeypatch, tmp_path):
+    """Call the command line in this process: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["dpfedls", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return call

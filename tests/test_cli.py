@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from dpfedls import __version__ as dpfedls_version
-from dpfedls.commands import main as cli
 from dpfedls.commands import training
 
 SMALL = [
@@ -20,21 +19,6 @@ SMALL = [
     "plan.noise_multiplier=1.0",
 ]
 SETTING = ["--clients", "500", "--rate", "0.05", "--sampling", "poisson"]
-
-
-@pytest.fixture
-def dpfedls(capsys, monkeypatch, tmp_path):
-    """Call the command line in this process: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["dpfedls", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return call
 
 
 def answer(result):

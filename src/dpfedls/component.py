@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import get_args
 
 import msgspec
 
@@ -24,7 +25,8 @@ def check_types(value: msgspec.Struct, where: str) -> None:
         try:
             msgspec.convert(found, field.type)
         except msgspec.ValidationError as error:
-            what = str(error).partition(" - at")[0].replace("Expected", "expected")
+            words = [word for word in get_args(field.type) if isinstance(word, str)]
+            what = "known: " + ", ".join(words) if words else str(error).partition(" - at")[0]
             raise InputError(f"{where}{field.name} = {found!r} will not do: {what}") from error
 
 

@@ -92,10 +92,8 @@ class Server:
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * direction
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
-        clip_norm = plan.clipping.following(
-            state.clip_norm, release.inside, t, release.noise_stddev
-        )
-        return ServerState(t + 1, params, average, clip_norm, memory)
+        norm = plan.clipping.following(state.clip_norm, release.inside, t, release.noise_stddev)
+        return ServerState(t + 1, params, average, norm, memory)
 
 
 def newest_weight(r: float, t: int) -> float:

@@ -2,35 +2,18 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 
 from dpfedls import InputError
-from dpfedls.commands import main as cli
 from dpfedls.runs import sweep
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.grid import axis, points, spread
 
 SMALL = ["--set", "plan.num_clients=40", "--set", "plan.rounds=2"]
 GRID = ["--grid", "denoiser.strength=0,2", "--grid", "plan.clip_norm=0.3,0.6"]
-
-
-@pytest.fixture
-def dpfedls(capsys, monkeypatch, tmp_path):
-    """Call the command line in this process: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["dpfedls", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return call
 
 
 def test_commas_inside_a_value_do_not_divide_it():

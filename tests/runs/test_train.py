@@ -117,6 +117,20 @@ def test_epsilon_alone_makes_a_plan_and_says_it():
             dpfedls.train(model=start_model(), clients=linear_clients(), **wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"mode": "depolyed"}, "mode = 'depolyed' will not do: known: simulation, deployed"),
+        ({"schedule": "cosine"}, "schedule = 'cosine' will not do: known: constant, linear"),
+        ({"server_rate": "atuo"}, "server_rate = 'atuo' is no number"),
+        ({"epsilon": "1", "plan": None}, "epsilon must be a number"),
+    ],
+)
+def test_a_misspelt_word_is_refused_and_never_a_silent_default(wrong, message):
+    with pytest.raises(InputError, match=message):
+        train(**wrong)
+
+
 def test_deployed_noise_needs_a_folder_and_is_never_the_same(tmp_path):
     with pytest.raises(InputError, match="give folder="):
         train(mode="deployed")

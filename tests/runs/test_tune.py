@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 
 import pytest
 
 from dpfedls import InputError
-from dpfedls.commands import main as cli
 from dpfedls.metrics import evaluate
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
@@ -18,21 +16,6 @@ from dpfedls.tasks.task import make_task
 
 SMALL = ["plan.num_clients=40", "plan.rounds=2"]
 CALL = ["tune", "synthetic", *(word for setting in SMALL for word in ("--set", setting))]
-
-
-@pytest.fixture
-def dpfedls(capsys, monkeypatch, tmp_path):
-    """Call the command line in this process: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["dpfedls", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return call
 
 
 def quiet(*_):

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Literal, TypeAlias, get_args
 
 from dpfedls.errors import InputError, unknown
@@ -149,9 +150,9 @@ def check_promise(delta: float, num_clients: int) -> None:
 
 def check_epsilon(target: float) -> None:
     """Refuse a target ε that no noise, or any noise, would meet."""
-    if not 1e-9 <= target <= 1e5:
+    if not isinstance(target, Real) or not 1e-9 <= target <= 1e5:
         raise InputError(
-            f"epsilon must be between 1e-9 and 1e5, got {target:g}; 1 to 10 is customary"
+            f"epsilon must be a number between 1e-9 and 1e5, got {target!r}; 1 to 10 is customary"
         )
 
 

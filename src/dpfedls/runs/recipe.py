@@ -13,7 +13,7 @@ import msgspec
 import tomli_w
 
 from dpfedls.auto.tables import filled
-from dpfedls.component import Component
+from dpfedls.component import Component, check_types
 from dpfedls.denoisers import (
     AdaptiveSmoothing,
     AnyDenoiser,
@@ -89,6 +89,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     chosen: dict[str, str] = msgspec.field(default_factory=dict)  # by us, and why: not to be given
 
     def __post_init__(self) -> None:
+        if isinstance(self.server_rate, str) and self.server_rate != "auto":
+            raise InputError(
+                f"server_rate = {self.server_rate!r} is no number; give one, a table with kind = "
+                '"noise", or "auto" to have it chosen'
+            )
+        check_types(self, "")
         if not isinstance(self.server_rate, NoiseRate | str):
             require_finite("server_rate", self.server_rate, "the paper uses 1")
         require_positive("evaluate_every", self.evaluate_every, "1 evaluates the model every round")

@@ -25,7 +25,7 @@ from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
 from dpfedls.runs.record import Result, Watch
 from dpfedls.runs.simulate import simulate
 from dpfedls.runs.watch import Progress
-from dpfedls.stepping import Schedule
+from dpfedls.stepping import Schedule, ServerRate
 from dpfedls.tasks import own
 from dpfedls.tasks.task import Task
 
@@ -41,7 +41,7 @@ def train(
     delta: float | None = None,
     local: LocalSGD | None = None,
     denoiser: AnyCallable | None = None,
-    server_rate: float | Literal["auto"] | None = None,
+    server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
     averaging: float = 0.0,
     loss: Loss = cross_entropy,
@@ -118,7 +118,7 @@ def asked(
     delta: float | None = None,
     local: LocalSGD | None = None,
     denoiser: AnyCallable | None = None,
-    server_rate: float | Literal["auto"] | None = None,
+    server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
@@ -157,7 +157,7 @@ class _Usual(NamedTuple):
     local: LocalSGD
     denoiser: AnyCallable
     schedule: Schedule
-    server_rate: float | Literal["auto"]
+    server_rate: ServerRate | Literal["auto"]
 
 
 _BY_PLAN = _Usual(LocalSGD(epochs=5, batch_size=10), Identity(), "constant", 1.0)
