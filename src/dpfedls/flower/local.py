@@ -222,7 +222,8 @@ class Federation:
         self._start(
             name,
             lambda port: [
-                *("flower-supernode", "--superlink", self.address),
+                *(sys.executable, "-m", "dpfedls", "deploy", "node"),
+                *("--superlink", self.address),
                 *("--root-certificates", "ca.crt", "--auth-supernode-private-key", key.name),
                 *("--host", "127.0.0.1", "--port", str(port)),
                 *("--node-config", f"partition-id={number} num-partitions={nodes}"),
@@ -320,7 +321,7 @@ class Federation:
             "FLWR_HOME": str(where),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "OMP_NUM_THREADS": "1",  # all nodes share this machine
             "PATH": os.pathsep.join([str(_scripts()), os.environ.get("PATH", "")]),
             "NO_PROXY": "127.0.0.1,localhost",
