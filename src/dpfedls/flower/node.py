@@ -41,7 +41,7 @@ from dpfedls.flower.orphans import die_with_parent
 from dpfedls.flower.resident import FORK, Resident, Stopped
 
 log = logging.getLogger("dpfedls")
-_SOON = 0.1  # seconds
+_SOON = 0.2  # seconds
 _IDLE = 900.0  # seconds after which data of a run that asks for nothing leaves the memory
 
 
