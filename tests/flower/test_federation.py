@@ -27,8 +27,7 @@ SAFETY = 150  # seconds after which a test gives up waiting; nothing is ever mea
 def federation(tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("federation")) as running:
         running.start_superlink()
-        for i in range(NODES):
-            running.start_supernode(i, NODES)
+        running.start_supernodes(NODES)
         yield running
     assert not running.left_behind()
 
