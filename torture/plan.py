@@ -21,6 +21,7 @@ from torture.noise import noise
 from torture.outcome import Kind
 from torture.power import power
 from torture.replies import replies
+from torture.scale import scale
 from torture.security import security
 from torture.soak import soak
 
@@ -35,6 +36,7 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "soak": (soak, 10_000),
     "security": (security, 250),
     "noise": (noise, 10_000_000),
+    "scale": (scale, 1_000_000),
 }
 
 
