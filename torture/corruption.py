@@ -97,8 +97,7 @@ def _problems(copy: Path, original: Original) -> list[str]:
     verdict = folders.verified(copy)
     problems = verdict.problems
     if verdict.valid:
-        problems += _harm(copy, original, verdict, ROUNDS)
-    kept = _kept_rounds(copy)
+        problems += _harm(copy, original, verdict)
     answer = forked(command("resume", copy))
     problems += answer.problems()
     if answer.code not in (0, 3):
@@ -106,18 +105,10 @@ def _problems(copy: Path, original: Original) -> list[str]:
     verdict = folders.verified(copy)
     if not verdict.valid:
         problems.append(f"resume went on to a run that does not verify: {verdict.reasons}")
-    return problems + _harm(copy, original, verdict, kept)
+    return problems + _harm(copy, original, verdict)
 
 
-def _kept_rounds(copy: Path) -> int:
-    """Rounds that resume goes on from. Those after an older checkpoint are run, and paid, again."""
-    try:
-        return folders.checkpoint_round(copy)
-    except (ValueError, KeyError):
-        return 0  # damaged: resume refuses it
-
-
-def _harm(copy: Path, original: Original, verdict: folders.Verdict, kept: int) -> list[str]:
+def _harm(copy: Path, original: Original, verdict: folders.Verdict) -> list[str]:
     """What a person who trusts the folder would be wrong about."""
     problems = []
     if not folders.paid(original.folder) <= folders.paid(copy):
@@ -129,10 +120,11 @@ def _harm(copy: Path, original: Original, verdict: folders.Verdict, kept: int) -
         problems.append(f"the statement says ε = {stated:.4g}, spent is {verdict.epsilon:.4g}")
     seeded = original.mode == "simulation"
     known = folders.log_lines(original.finished if seeded else original.folder)
-    lines, same = folders.log_lines(copy), len(known) if seeded else min(kept, len(known))
-    if lines[:same] != known[:same]:
+    if folders.log_lines(copy)[: len(known)] != known:
         problems.append("lines of the log are not those that were written")
-    if (seeded or same == ROUNDS) and folders.weights(copy) != folders.weights(original.finished):
+    if (seeded or len(known) == ROUNDS) and folders.weights(copy) != folders.weights(
+        original.finished
+    ):
         problems.append("another model")
     return problems
 

@@ -86,12 +86,13 @@ def _problem(spoil: Spoil, rng: random.Random, bound: Bound) -> str | None:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         else:
-            if isinstance(made, torch.Tensor) and not _within(made, bound):
+            if isinstance(made, torch.Tensor) and not within(made, bound):
                 return f"it moves the sum by {float(made.norm()):.4g}"
     return None
 
 
-def _within(total: torch.Tensor, bound: Bound) -> bool:
+def within(total: torch.Tensor, bound: Bound) -> bool:
+    """Whether a sum is what the people of the request may add at the most."""
     update, rest = total[: LAYOUT.dim], total[LAYOUT.dim :]
     most = PEOPLE * bound.indicator * max(bound.quantile, 1 - bound.quantile)
     return bool(
