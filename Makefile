@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: setup demo test test-browser test-adapters check docs dist results-check bench torture clean
+.PHONY: setup demo test test-browser snapshots test-adapters check docs dist results-check bench torture clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/installed  ## create .venv and install the package with what demo and tests need
@@ -27,6 +27,10 @@ test-browser: setup  ## the pages in a real Chromium, which is installed if ther
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || \
 		$(BIN)/python -m playwright install --with-deps chromium
 	DPFEDLS_BROWSER=1 $(BIN)/python -m pytest tests/browser
+
+snapshots: setup  ## write tests/messages anew: what wrong calls are told
+	DPFEDLS_SNAPSHOTS=1 $(BIN)/python -m pytest tests/test_messages.py
+	git diff --stat tests/messages
 
 test-adapters: setup  ## the denoisers inside Opacus and pfl, installed in a folder of their own
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .adapters \

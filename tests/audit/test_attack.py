@@ -9,9 +9,12 @@ import torch
 from dpfedls import InputError
 from dpfedls.auditing.attack import attack
 from dpfedls.auditing.diagnostics import watchers
+from dpfedls.auditing.kept import kept_problems
 from dpfedls.auditing.membership import roc
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs
+from dpfedls.runs.compare import compare
+from dpfedls.runs.verify import verify
 from dpfedls.tasks.partition import iid
 from dpfedls.tasks.task import Task
 
@@ -49,6 +52,25 @@ def test_overfitting_shows_and_privacy_hides_it(tmp_path, monkeypatch):
     assert [at["round"] for at in leaking["by_round"]] == list(range(1, 21))
     assert leaking["by_round"][-1]["auc"] == pytest.approx(leaking["auc"])
     assert hidden["auc"] < 0.65
+    both = [tmp_path / name for name in ("open", "private")]
+    compare(both, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    for name, found in (("open", leaking), ("private", hidden)):
+        assert f"{name}: AUC {found['auc']:.3f}" in page
+    assert "0.5 ± 0.041" in page  # as above
+    assert kept_problems(both[1]) == []
+    assert verify(both[1])["valid"]
+
+
+def test_nothing_is_kept_of_an_attack_on_a_deployed_run(tmp_path):
+    settings = ["plan.num_clients=60", "plan.rounds=1", "mode=deployed"]
+    runs.start(recipes.read("synthetic", settings), tmp_path / "r")
+    attack(tmp_path / "r")
+    assert not (tmp_path / "r" / "attack.json").exists()
+    (tmp_path / "r" / "attack.json").write_text("planted")
+    assert kept_problems(tmp_path / "r") == ["attack.json should not be in the run folder"]
+    compare([tmp_path / "r"], tmp_path / "page.html")
+    assert "AUC" not in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_a_run_without_a_model_and_a_missing_package(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from dpfedls.privacy.accountants import delta_at, gaussian_mu
 from dpfedls.privacy.accounting.known_cohorts import known_cohorts_epsilon
 from dpfedls.privacy.meaning import best_attack
 
+ROOT = Path(__file__).parents[2]
 RANGES = {
     name: (float(low), float(high))
     for name, low, high in re.findall(
@@ -42,7 +44,8 @@ def node() -> str:
 
 def javascript(expression: str, values: object) -> list:
     """The expression for each of the values, called ``p``, after the page's accountant."""
-    code = f"{asset('accountant.js')}\nconst said = {json.dumps(values)}.map((p) => {expression});"
+    code = asset("accountant.js") + asset("recorded.js")
+    code += f"\nconst said = {json.dumps(values)}.map((p) => {expression});"
     code += "\nconsole.log(JSON.stringify(said, (_, v) => (v === Infinity ? 'inf' : v)));"
     done = subprocess.run([node(), "-"], input=code, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
@@ -139,6 +142,24 @@ def test_the_people_needed_keep_to_the_target():
     assert in_python(p | {"clients": people}).epsilon() <= 1.001
     assert in_python(p | {"clients": round(0.99 * people)}).epsilon() > 1.0
     assert javascript("peopleNeeded(p, 1e-9)", [p | {"delta": 1e-9}]) == [None]
+
+
+def test_what_is_said_to_be_reached_was_recorded():
+    """Every figure is the mean of runs in docs/results, and nothing is said far from any."""
+    tool = runpy.run_path(str(ROOT / "tools" / "recorded.py"))
+    rows = json.loads(asset("recorded.json"))
+    assert rows == tool["recorded"](), "python tools/recorded.py makes them again"
+    shown = javascript(
+        f"nearestRecorded({json.dumps(rows)}, ...p).map((row) => [row.people, row.epsilon])",
+        [[1.3, 500], [1.5, 200], [11, 500], [0.3, 500], [12, 500], ["more than 100", 500]],
+    )
+    assert shown[0] == [[500, 1], [500, 1], [200, 1]]
+    assert shown[1] == [[200, 2], [500, 2], [500, 2]]
+    assert [epsilon for _, epsilon in shown[2]] == [8, 8, 8]
+    assert shown[3:] == [[], [], []]
+    notes = javascript(f"recordedNote(p[0], {json.dumps(rows)}, p[1])", [[rows, 5000], [[], 500]])
+    assert "None of them had about as many people" in notes[0]
+    assert "between ε = 0.5 and 8." in notes[1]
 
 
 def test_the_command_writes_one_page_that_asks_for_nothing(tmp_path, monkeypatch, capsys):

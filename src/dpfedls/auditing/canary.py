@@ -24,6 +24,7 @@ from dpfedls.errors import InputError
 from dpfedls.gaussian import Release
 from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.sampling import Indices
 from dpfedls.server import ServerState
 from dpfedls.simulation import Simulation
@@ -95,11 +96,7 @@ def audit_canaries(
     """
     plan, dim = simulation.server.plan, len(state.params)
     canaries = min(canaries, _COORDINATES // dim)
-    if not FEWEST <= canaries <= plan.num_clients:
-        raise InputError(
-            f"canaries must be {FEWEST} to {plan.num_clients} (they take the place of clients), "
-            f"got {canaries}; 100 will do, or 0 for none"
-        )
+    check_canaries(plan, canaries)
     directions = random_directions(canaries, dim, seed).to(state.params)
     engine = simulation.engine
     engine = replace(engine, update=WithCanaries(engine.update, directions))
@@ -116,6 +113,15 @@ def audit_canaries(
         judge_cosines(cosines(directions.double(), moved), dim, plan.target_delta, seen=seen)
         for seen, moved in ways.items()
     ]
+
+
+def check_canaries(plan: PrivacyPlan, canaries: int) -> None:
+    """Refuse so few that they show nothing, and more than there are clients to replace."""
+    if not FEWEST <= canaries <= plan.num_clients:
+        raise InputError(
+            f"canaries must be {FEWEST} to {plan.num_clients} (they take the place of clients), "
+            f"got {canaries}; 100 will do, or 0 for none"
+        )
 
 
 def random_directions(count: int, dim: int, seed: int) -> Float[torch.Tensor, "count dim"]:

@@ -73,6 +73,7 @@ def _names(folder: Path, recipe: Recipe, paid: bool, sealed: bool) -> list[str]:
     }
     allowed = BEGUN | RELEASED | SEALED | (set() if sealed else CRASHED)
     allowed |= {"diagnostics.jsonl"} if recipe.diagnose else set()
+    allowed |= {"attack.json"} if recipe.mode == "simulation" else set()
     needed = BEGUN | (RELEASED | SEALED if sealed else set())
     if sealed and not paid:
         needed -= {str(FILE)}

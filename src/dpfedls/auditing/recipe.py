@@ -15,7 +15,7 @@ from dpfedls.auditing import cohorts, noise
 from dpfedls.auditing.accounting import delta_at
 from dpfedls.auditing.boundary import Seen, boundary, fresh_problems, released
 from dpfedls.auditing.bounds import largest_deviation, scale_error_found
-from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries
+from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries, check_canaries
 from dpfedls.auditing.instruments import Record
 from dpfedls.auditing.kept import kept_problems
 from dpfedls.auditing.whole import company_problems, deployed, whole_run_problems
@@ -66,6 +66,8 @@ def audit(
     """
     recipe = recipe.resolved()
     check_auditable(recipe.plan, trials)
+    if canaries:  # before the minutes that come first
+        check_canaries(recipe.plan, canaries)
     streams = SeededStreams(recipe.seed)
     task = task or make_task(recipe.task, recipe.plan.num_clients, streams)
     denoiser = denoiser or built(recipe.denoiser)

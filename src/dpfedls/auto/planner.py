@@ -54,6 +54,7 @@ def candidates(
     rounds: Sequence[int] = ROUNDS,
 ) -> Iterator[Row]:
     """Plans within the limits, from the cheapest to the dearest, each calibrated when asked for."""
+    require_positive("num_clients", num_clients, "nobody to train on")
     for name, limit in (("cohort_at_most", cohort_at_most), ("rounds_at_most", rounds_at_most)):
         if limit is not None:
             require_positive(name, limit, "it is a limit on what clients can bear")

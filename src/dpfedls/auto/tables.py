@@ -21,6 +21,9 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
         return values
     if "sampler" in plan or "noise_multiplier" in plan:
         return values
+    numbers = (calibrate["epsilon"], *(plan.get(key) for key in ("num_clients", "rounds", "delta")))
+    if any(isinstance(value, str | bool) for value in numbers):
+        return values  # decoding names the key whose type is wrong
     people = plan.get("num_clients", usual_people(values.get("task")))
     if not isinstance(people, int):
         raise InputError(

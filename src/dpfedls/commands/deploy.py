@@ -76,6 +76,7 @@ def local(
     from dpfedls.flower.local import FederationFailed, deploy_app, deploy_local
     from dpfedls.flower.promise import on_nodes
     from dpfedls.runs import recipe as recipes
+    from dpfedls.runs.folder import is_free, read_recipe
     from dpfedls.runs.watch import Progress
 
     settings = list(set_ or [])
@@ -92,6 +93,8 @@ def local(
         chosen = read_app_recipe(own).resolved()
     name = f"{Path(source).resolve().stem}-{recipes.fingerprint(chosen)}-deployed"
     folder = out or new_folder(None, name)
+    if not is_free(folder):
+        read_recipe(folder)  # said now, not when four nodes have started
     try:
         shown = Progress(chosen.plan.rounds)
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfedls.commands.output import Json, answer, shown
-from dpfedls.errors import InputError, Stopped
+from dpfedls.errors import InputError, Stopped, require_finite
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,6 +89,8 @@ def tune(
     from dpfedls.runs.checkpoint import write_whole
 
     _check_seeds(seeds)
+    if price is not None:
+        require_finite("--price", price, "it is how many runs are expected; 10, say")
     if highest and lowest:
         raise InputError("--highest and --lowest were both given; one metric decides: remove one")
     if out is not None and (out.suffix != ".toml" or out.exists()):

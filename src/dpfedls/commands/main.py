@@ -63,19 +63,24 @@ def options(
     """Differentially private federated learning with Laplacian smoothing."""
 
 
+_command = typer.main.get_command(app)
+
+
 def main() -> None:
     """Run a command; wrong input is one line on stderr and exit code 2, never a traceback."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
-        code = app(standalone_mode=False)
+        code = _command(standalone_mode=False, prog_name="dpfedls")
         sys.stdout.flush()  # what cannot be written is said here, not while Python shuts down
         if code == 130:  # typer's answer to Ctrl-C
             raise KeyboardInterrupt
     except click.exceptions.NoArgsIsHelpError as shown:
         print(shown.format_message())
         code = 2
-    except click.ClickException as error:
-        code = _complain(" ".join(error.format_message().split()), 2)
+    except click.UsageError as error:
+        said = " ".join(error.format_message().split()).rstrip(".")
+        about = error.ctx.command_path if error.ctx else "dpfedls"
+        code = _complain(f"{said}; see: {about} --help", 2)
     except InputError as error:
         code = _complain(str(error), 2)
     except OSError as error:

@@ -16,7 +16,7 @@ def planner(
 ) -> None:
     """One offline page: move sliders, read ε, take the plan along as a recipe or a link."""
     from dpfedls.pages.planner import planner_page
+    from dpfedls.privacy.durable import write_whole
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(planner_page())
+    write_whole(out, planner_page())
     answer({"planner": str(out)}, json, f"planner: {out}")

@@ -164,8 +164,10 @@ def doctor(json: Json = False) -> None:
 
 def new_folder(out: Path | None, name: str) -> Path:
     """The folder asked for, which must be free, or a new one under runs/."""
+    from dpfedls.runs.folder import is_free
+
     if out is not None:
-        if out.exists() and any(out.iterdir()):
+        if not is_free(out):
             raise InputError(
                 f"{out} already holds files; nothing was touched: choose another --out"
             )

@@ -116,10 +116,24 @@ function show() {
   $("warning").textContent = exposed < 1 ? "" : exposed > 10
     ? `δ is too large for ${count(plan.clients)} people: publishing all data of ${count(exposed)} of them would keep this promise, and a run refuses it.`
     : "δ is not below 1/people: publishing all data of somebody chosen at random would keep this promise.";
+  showRecorded(epsilon);
   $("recipe").textContent = recipe(epsilon);
   $("save-recipe").href = `data:application/toml;charset=utf-8,${encodeURIComponent(recipe(epsilon))}`;
   $("command").textContent = command();
   later();
+}
+
+function showRecorded(epsilon) {
+  const rows = nearestRecorded(RECORDED, epsilon, plan.clients);
+  $("recorded-note").textContent = recordedNote(rows, RECORDED, plan.clients);
+  $("recorded-table").hidden = !rows.length;
+  const accuracy = ([mean, deviation]) => mean.toFixed(2) + (deviation === null ? "" : ` ± ${deviation.toFixed(2)}`);
+  $("recorded").replaceChildren(...rows.map((row) => {
+    const line = document.createElement("tr");
+    const cells = [row.what, String(row.epsilon), accuracy(row.automatic), accuracy(row.plain)];
+    cells.forEach((text, k) => Object.assign(line.insertCell(), { textContent: text, className: k ? "number" : "" }));
+    return line;
+  }));
 }
 
 // What takes longer follows when the sliders rest, a little at a time so that they keep moving.

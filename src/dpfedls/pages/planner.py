@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dpfedls.pages.html import asset, page
 
+_RECORDED = f"const RECORDED = {asset('recorded.json')};\n"  # by tools/recorded.py
+
 
 def planner_page() -> bytes:
     """The whole page, its accountant inside."""
@@ -11,5 +13,5 @@ def planner_page() -> bytes:
         "Plan a run",
         asset("planner.html"),
         style=asset("planner.css"),
-        script=asset("accountant.js") + asset("planner.js"),
+        script="".join([_RECORDED, *map(asset, ("accountant.js", "recorded.js", "planner.js"))]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from os.path import commonprefix
@@ -10,9 +11,11 @@ from pathlib import Path
 import msgspec
 
 from dpfedls.pages import html
+from dpfedls.pages.chart import Line, line_chart
 from dpfedls.privacy.durable import write_whole
 from dpfedls.privacy.meaning import attack_curve, meaning
 from dpfedls.privacy.wording import text
+from dpfedls.runs.attacked import read_attack
 from dpfedls.runs.curves import Log, charts, csv_link, shown
 from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.recipe import Recipe
@@ -31,6 +34,7 @@ def compare(folders: Sequence[Path], out: Path) -> None:
         "Runs compared",
         _table(recipes, logs),
         html.section("By round", charts(grouped)),
+        html.section("Attack", _attacks(recipes, runs)),
         html.section(
             "Privacy statements",
             *(_statement(name, recipes[name], folder) for name, folder in runs.items()),
@@ -84,6 +88,35 @@ def _table(recipes: dict[str, Recipe], logs: Mapping[str, Log]) -> str:
             ]
         )
     return html.table([*header, *metrics], rows, "Runs")
+
+
+def _attacks(recipes: dict[str, Recipe], runs: dict[str, Path]) -> str:
+    """The ROC of every simulated run that was attacked, in one chart."""
+    simulated = [name for name, recipe in recipes.items() if recipe.mode == "simulation"]
+    tried = {name: found for name in simulated if (found := read_attack(runs[name]))}
+    if not tried:
+        return ""
+    lines = {
+        f"{name}: AUC {found.auc:.3f}": Line(
+            list(zip(found.false_positive_rate, found.true_positive_rate, strict=True))
+        )
+        for name, found in tried.items()
+    } | {"guessing: AUC 0.5": Line([(0.0, 0.0), (1.0, 1.0)])}
+    title = "Member or not, by the loss? True against false suspicions"
+    few = min(found.members for found in tried.values())
+    said = (
+        "What dpfedls attack found: it calls samples with a small loss members. With "
+        f"{few} samples of each side, guessing gives an AUC of 0.5 ± {_deviation(few):.2g} (one "
+        "standard deviation). These figures are made from private samples without noise; no ε "
+        "covers them."
+    )
+    chart = line_chart(lines, title, "false", "true")
+    return f'{html.paragraph(said)}<div class="charts">{chart}</div>'
+
+
+def _deviation(count: int) -> float:
+    """Of the AUC of a coin, with so many on either side (Mann and Whitney 1947)."""
+    return math.sqrt((2 * count + 1) / (12 * count * count))
 
 
 def _statement(name: str, recipe: Recipe, folder: Path) -> str:

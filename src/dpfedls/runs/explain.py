@@ -60,9 +60,37 @@ def explain(message: str, values: dict[str, Any], source: str, recipe: type) -> 
         remedy = _remedy(name, known, list(_keys(root)))
         return f"{source}: {unknown('key', name, known, remedy)}"
     if what.lower().startswith(("invalid value", "invalid enum value")):
-        name = what.split("'")[1]
-        return f"{source}: {unknown(f'value of {key}:', name, _known(path, values, root))}"
+        name, known = what.split("'")[1], _known(path, values, root)
+        return f"{source}: {unknown(f'value of {key}:', name, known, _listed(known))}"
+    if what.startswith("Expected `"):
+        kinds = [_WORDS.get(kind, kind) for kind in what.split("`")[1].split(" | ")]
+        wanted = " or ".join(kind for kind in kinds if kind)
+        return f"{source}: {key} = {_shown(path, values)} must be {wanted}"
+    if "missing required field" in what:
+        name = ".".join([*path, what.split("`")[1]])
+        return f"{source}: {name} is missing; docs/recipe.md says what it is, and has an example"
     return f"{source}{', ' if key else ''}{key}: {what[0].lower()}{what[1:]}"
+
+
+_OWN = "package.module:Name"
+_WORDS = {
+    **{"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"},
+    **{"object": "a table", "array": "a list", "null": ""},
+}
+
+
+def _listed(known: list[str]) -> str:
+    """All values there are: a near one would often be a wrong guess, and they are few."""
+    return f"known: {', '.join(sorted(known))}"
+
+
+def _shown(path: list[str], values: Any) -> str:
+    """The value at a place of the recipe, as TOML has it."""
+    for part in path:
+        name, _, index = part.partition("[")
+        values = values[name]
+        values = values[int(index.rstrip("]"))] if index else values
+    return str(values).lower() if isinstance(values, bool) else repr(values)
 
 
 def _remedy(name: str, here: list[str], keys: list[_Key]) -> str:
@@ -108,7 +136,10 @@ def _known(path: list[str], values: Any, kind: inspect.Type) -> list[str]:
         if isinstance(kind, inspect.UnionType):
             options = [t for t in kind.types if isinstance(t, inspect.StructType)]
             if part == "kind":
-                return [str(t.tag) for t in options]
+                return [_OWN if t.tag == "own" else str(t.tag) for t in options]
+            words = [t for t in kind.types if isinstance(t, inspect.LiteralType)]
+            if words and not isinstance(values, dict):
+                return [*map(str, words[0].values), _WORDS["float"], _WORDS["object"]]
             named = values.get("kind") if isinstance(values, dict) else None
             kind = next((t for t in options if t.tag in (named, None)), kind.types[0])
         if isinstance(kind, inspect.StructType) and part:

@@ -136,6 +136,10 @@ def open_folder(folder: Path, recipe: Recipe) -> Recipe:
     if is_free(folder):
         make_folder(folder)
         write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
+    elif not (folder / "recipe.toml").is_file():
+        raise InputError(
+            f"{folder} already holds files; nothing was touched: choose another folder"
+        )
     elif read_recipe(folder) != recipe:
         raise InputError(
             f"{folder} holds the run of another recipe; a promise is not edited: choose another "
@@ -146,11 +150,14 @@ def open_folder(folder: Path, recipe: Recipe) -> Recipe:
 
 def is_free(folder: Path) -> bool:
     """Whether a run may begin there: absent, or a folder with nothing but what a crash left."""
-    if not folder.exists():
-        return True
-    if not folder.is_dir():
+    require_folder(folder)
+    return not folder.exists() or all(map(is_temporary, folder.iterdir()))
+
+
+def require_folder(folder: Path) -> None:
+    """Refuse a file where a folder is to be written."""
+    if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, not a folder; nothing was touched: choose another")
-    return all(map(is_temporary, folder.iterdir()))
 
 
 def read_recipe(folder: Path) -> Recipe:

@@ -39,7 +39,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     loaded = copy.deepcopy(model)
     own = dict(loaded.named_parameters())
     wrong = sorted(own.keys() ^ tensors.keys()) or [
-        name for name, tensor in tensors.items() if tensor.shape != own[name].shape
+        name for name, mine in own.items() if mine.shape != tensors[name].shape
     ]
     if wrong:
         raise InputError(

@@ -20,7 +20,7 @@ from dpfedls.errors import InputError
 from dpfedls.runs.checkpoint import write_whole
 from dpfedls.runs.compare import compare
 from dpfedls.runs.curves import plain_text
-from dpfedls.runs.folder import is_free, read_recipe, read_rounds
+from dpfedls.runs.folder import is_free, read_recipe, read_rounds, require_folder
 from dpfedls.runs.grid import Metrics, Point, described, spread
 from dpfedls.runs.recipe import Recipe, fingerprint
 from dpfedls.runs.record import RoundRecord, Watch, last_metrics
@@ -69,6 +69,7 @@ def sweep(
     Guarantees: a finished run is not touched, a half-finished one is gone on with; one that fails
     does not stop the others.
     """
+    require_folder(out)
     rows = [Row(point) for point in points]
     for k in range(seeds):  # seed by seed: the whole table is there early
         for row in rows:
