@@ -101,7 +101,7 @@ class CompiledUpdate:
                 f"client {client} has a label beyond the model's {self.program.classes} outputs, "
                 "or a token beyond its embedding; relabel, or widen the model"
             )
-        return space.weights
+        return space.moved
 
     def _samples(self, client: int, batches: np.ndarray) -> Samples:
         """What the client's batches need; places in them count from the start of its samples."""
@@ -127,6 +127,7 @@ class CompiledUpdate:
             program, batch = self.program, self.program.batch
             self.own.space = Workspace(
                 *_apart(
+                    ((dim,), np.float32),
                     ((dim,), np.float32),
                     ((dim,), np.float32),
                     ((batch * program.values,), np.float32),
