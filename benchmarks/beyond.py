@@ -43,7 +43,6 @@ PAPER: dict[str, tuple[str, dict[str, Any]]] = {
             "plan.num_clients": 1000,
             "local.batch_size": 10,
             "local.epochs": 5,
-            "local.precision": "float32",
         },
     ),
     "mnist-writers": ("mnist-logistic", {"task": "mnist-writers"}),
