@@ -11,6 +11,7 @@ from torture import folders, shim
 from torture.corruption import corruption
 from torture.disk import disk
 from torture.failpoints import failpoints
+from torture.federation import federation
 from torture.fuzz import fuzz
 from torture.kills import kills
 from torture.noise import noise
@@ -31,6 +32,7 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "soak": (soak, 10_000),
     "security": (security, 250),
     "noise": (noise, 10_000_000),
+    "federation": (federation, 100),
 }
 
 
