@@ -46,10 +46,8 @@ def federation(cases: int, seed: int) -> Outcome:
     found = Outcome()
     for part in parts:
         found = _both(found, part())
-    found.note = (
-        f"real SuperLink and nodes: {kills} kills of servers, {kills} of nodes and workers,"
-    )
-    found.note += f" {acts} acts of hostile nodes"
+    found.note = f"real: {kills} kills of the server, {kills} of nodes and workers, "
+    found.note += f"{found.cases - 2 * kills} acts of a hostile node"
     return found
 
 
