@@ -15,6 +15,7 @@ from torture import folders, places, shim
 from torture.corruption import corruption
 from torture.disk import disk
 from torture.failpoints import failpoints
+from torture.federation import federation
 from torture.fuzz import fuzz
 from torture.kills import kills
 from torture.noise import noise
@@ -37,6 +38,7 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "security": (security, 250),
     "noise": (noise, 10_000_000),
     "scale": (scale, 1_000_000),
+    "federation": (federation, 100),
 }
 
 

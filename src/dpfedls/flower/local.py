@@ -37,6 +37,8 @@ from dpfedls.runs.record import Watch, summary
 from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
+_KEEPS = (sys.executable, "-m", "dpfedls", "deploy", "node")
+_NODE = _KEEPS if sys.platform == "linux" else ("flower-supernode",)
 _PATIENCE = 120.0  # seconds for a process to come up on a busy machine
 
 
@@ -229,8 +231,7 @@ class Federation:
         self._start(
             name,
             lambda port: [
-                *(sys.executable, "-m", "dpfedls", "deploy", "node"),
-                *("--superlink", self.address),
+                *(*_NODE, "--superlink", self.address),
                 *("--root-certificates", "ca.crt", "--auth-supernode-private-key", key.name),
                 *("--host", "127.0.0.1", "--port", str(port)),
                 *("--node-config", f"partition-id={number} num-partitions={nodes}"),

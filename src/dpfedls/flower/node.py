@@ -41,12 +41,17 @@ from dpfedls.flower.orphans import die_with_parent
 from dpfedls.flower.resident import FORK, Resident, Stopped
 
 log = logging.getLogger("dpfedls")
-_SOON = 0.2  # seconds
+_SOON = 0.2  # seconds: how often a waiting SuperNode looks, at first
 _IDLE = 900.0  # seconds after which data of a run that asks for nothing leaves the memory
 
 
 def run_node(arguments: list[str]) -> int:
     """Be a node until its SuperNode ends; the arguments are those of flower-supernode."""
+    if sys.platform != "linux":
+        raise InputError(
+            "a node that keeps an app loaded needs Linux, whose kernel ends its processes with it; "
+            "start flower-supernode with the same options instead"
+        )
     asked = _parse_args_run_supernode().parse_args(arguments)
     if asked.runtime_dependency_install:
         raise InputError(
