@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import resource
 from collections.abc import Callable
 
 import numpy as np
@@ -26,7 +25,7 @@ from dpfedls.flower.replies import (
 )
 from dpfedls.parameters import Layout
 from torture.outcome import Outcome
-from torture.process import forked
+from torture.process import forked, limit_memory
 
 NODE, ROUND, PEOPLE, NORM = 7, 3, 2, 0.5
 LAYOUT = Layout.of(nn.Linear(20, 5))
@@ -38,7 +37,7 @@ Spoil = Callable[[RecordDict, random.Random], object]
 def replies(cases: int, seed: int) -> Outcome:
     """Every class several times, with numbers drawn anew, in a process that may take little."""
     found = Outcome(note=f"{len(SPOILS)} classes, memory bound to {_MEMORY >> 20} MB more")
-    problems = forked(lambda: _all(cases, seed))
+    problems = forked(lambda: _all(cases, seed), limit=1800)
     found.cases = max(1, cases // len(SPOILS)) * len(SPOILS)
     found.violations += problems.out.splitlines()
     if problems.code:
@@ -49,9 +48,7 @@ def replies(cases: int, seed: int) -> Outcome:
 def _all(cases: int, seed: int) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     rng = random.Random(seed)
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + _MEMORY, resource.RLIM_INFINITY))
+    limit_memory(_MEMORY)
     for _ in range(max(1, cases // len(SPOILS))):
         for name, spoil in SPOILS.items():
             for indicator in (0.0, 0.7):
