@@ -27,6 +27,17 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     exec(compile(code(page), page.name, "exec"), {"__name__": "__main__"})
 
 
+def test_the_tutorial_prints_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import notebook
+
+    shown = notebook.read()
+    assert notebook.printed(shown) == notebook.kept(shown), "python tools/notebook.py renews it"
+    assert (tmp_path / "compare.html").is_file()
+    assert [line for line in notebook.markdown(shown).splitlines() if line == "```text"]
+
+
 def test_most_code_is_run_and_what_is_not_says_why():
     found = [mark for page in PAGES for mark, _ in BLOCK.findall(page.read_text("utf-8"))]
     assert len(found) >= 8
@@ -58,9 +69,12 @@ def test_the_reference_has_every_public_name():
 def test_every_page_is_on_the_site_and_every_link_leads_somewhere():
     """make docs says the same, and more; this needs nothing installed."""
     listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M))
-    assert listed == {str(page.relative_to(ROOT / "docs")) for page in PAGES}
+    made = {"tutorial.md"}  # by tools/site_hooks.py, from the notebook
+    assert listed == made | {str(page.relative_to(ROOT / "docs")) for page in PAGES}
     for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if not target.startswith(("http", "#", "mailto:")):
-                assert (page.parent / target.partition("#")[0]).exists(), (page.name, target)
+                place = (page.parent / target.partition("#")[0]).resolve()
+                there = place.exists() or place == ROOT / "docs" / "tutorial.md"
+                assert there, (page.name, target)

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = {  # what each prints, and what must be true of its number
     "data_frame": (r"accuracy ([\d.]+) at", lambda accuracy: accuracy > 0.75),
     "frozen_backbone": (r"accuracy ([\d.]+) at", lambda accuracy: accuracy > 0.9),
-    "own_cnn": (r"accuracy ([\d.]+) at", lambda accuracy: accuracy > 0.8),
     "own_logger": (r"accuracy ([\d.]+) at the end", lambda accuracy: accuracy > 0.9),
     "quickstart": (r"accuracy ([\d.]+) at", lambda accuracy: accuracy > 0.7),
     "regression": (r"'median error': ([\d.]+)", lambda error: error < 0.2),

@@ -1,15 +1,27 @@
-"""What mkdocs does not know: pages link to files of the repository that are not on the site."""
+"""What mkdocs does not know: links to files that are not on the site, and the tutorial notebook."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError  # pyright: ignore[reportMissingImports]
+from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
+
+sys.path.insert(0, str(Path(__file__).parent))
+import notebook
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]+)\)")
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """The notebook is a page too; the file itself lies beside it, to be taken along."""
+    page = notebook.markdown(notebook.read())
+    files.append(File.generated(config, "tutorial.md", content=page))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

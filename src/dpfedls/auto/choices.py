@@ -47,7 +47,7 @@ def plan_for(
     each = row.client_rounds / num_clients
     return plan, {
         "plan.rounds": f"{plan.rounds}: with {plan.expected_cohort:g} people a round the cheapest "
-        f"plan whose noise is low enough, {over}; a person trains {each:.3g} times in the mean",
+        f"plan whose noise is low enough, {over}; a person trains {each:.3g} times on average",
         "plan.delta": f"{plan.target_delta:.3g}"
         + (f" = {num_clients}^-1.1" if delta is None else ", as given"),
     }

@@ -47,4 +47,4 @@ def shown(value: Any) -> str:
         return ", ".join(f"{key} {shown(part)}" for key, part in value.items()) or "none"
     if isinstance(value, float):
         return "∞" if math.isinf(value) else f"{value:.6g}"
-    return str(value)
+    return "–" if value is None else str(value)

@@ -218,10 +218,10 @@ def plan(
 
 
 def _plans(values: dict[str, Any]) -> str:
-    head = f"{'cohort':>9} {'rounds':>7} {'noise':>8} {'waste':>7} {'trainings':>10}"
+    head = f"{'cohort':>9} {'rounds':>7} {'noise':>8} {'waste':>7} {'trainings':>11}"
     lines = [
         f"{r['cohort']:>9.6g} {r['rounds']:>7} {r['noise_multiplier']:>8.3f} {r['waste']:>7.2f} "
-        f"{r['client_rounds']:>10.6g}{'  ← chosen' if r == values['chosen'] else ''}"
+        f"{r['client_rounds']:>11,.0f}{'  ← chosen' if r == values['chosen'] else ''}"
         for r in values["rows"]
     ]
     notes = [

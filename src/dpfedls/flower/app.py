@@ -129,8 +129,10 @@ _README = """\
 # A federation with user-level differential privacy
 
 `federation/recipe.toml` is the promise and how it is kept; `server.py` and `client.py` are the two
-sides. Put your own data loader into `people` in `client.py`, your own model into both. Paths in a
-loader must be absolute: Flower runs a copy of this folder.
+sides. Put your own data loader into `people` in `client.py`, your own model into both, and the name
+of your data into `recipe.toml` (`task = "our patients"`): report and log show it. The server's test
+samples are best from people who are not trained on. Paths in a loader must be absolute: Flower runs
+a copy of this folder.
 
 This very app on this machine, over TLS, with your loader and your model; from the folder above:
 

@@ -140,9 +140,10 @@ def text(values: dict[str, Any]) -> str:
         f"- **Unit of privacy:** {values['unit']}.",
         f"- **Released:** {values['released']}.",
         f"- **Trust:** {values['trust']}.",
-        f"- **Mechanism:** {how['sampler']}, {how['expected_cohort']:g} of {how['num_clients']} "
-        f"clients expected in each round (rate {how['rate']:g}); {_clipping(how)}; Gaussian noise "
-        f"of standard deviation {how['noise_stddev']:g} on the sum (noise multiplier "
+        f"- **Mechanism:** {_SAMPLERS.get(how['sampler'], how['sampler'])}, "
+        f"{how['expected_cohort']:g} of {how['num_clients']} clients expected in each round (rate "
+        f"{how['rate']:g}); {_clipping(how)}; Gaussian noise of standard deviation "
+        f"{how['noise_stddev']:g} on the sum (noise multiplier "
         f"{how['noise_multiplier']:g}, sensitivity {_number(how['sensitivity'])}).",
         f"- **By accountant:** {_by_accountant(values)}",
         f"- **Gaussian DP:** μ = {_number(values['mu'])} covers the whole curve below.",
@@ -163,6 +164,7 @@ def text(values: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_SAMPLERS = {"PoissonSampling": "Poisson sampling", "FixedSizeSampling": "fixed-size sampling"}
 _SIMULATED = (
     "**Simulation.** Noise and sampling came from a seed, so whoever knows the seed can undo them. "
     "The numbers say what the same run would cost when deployed; they protect nobody here."
@@ -176,8 +178,9 @@ def _clipping(how: dict[str, Any]) -> str:
     if how["clipping"]["kind"] == "fixed":
         return f"each update clipped to {start}"
     return (
-        f"each update clipped to a norm that follows the {how['clipping']['quantile']:g} quantile "
-        f"of their lengths, released with them; in the first round, at norm {start}"
+        f"each update clipped to a norm that starts at {start} and then follows the "
+        f"{how['clipping']['quantile']:g} quantile of their lengths, which is estimated with noise "
+        "inside this ε; in the first round"
     )
 
 

@@ -30,7 +30,7 @@ def charts(groups: Mapping[str, Sequence[Log]], *more: str) -> str:
         for name in sorted(names, key=lambda name: name != "accuracy")
     ]
     nothing = "" if any(drawn) else _NOTHING
-    drawn.append(_chart(groups, "ε spent", "", lambda line: line.epsilon))
+    drawn.append(_chart(groups, "ε spent, rounded up", "", lambda line: line.epsilon))
     if len({line.clip_norm for log in logs for line in log}) > len(groups):
         drawn.append(_chart(groups, "Clip norm", "", lambda line: line.clip_norm))
     if len({line.server_rate for log in logs for line in log}) > len(groups):

@@ -38,7 +38,7 @@ Watch: TypeAlias = Callable[[RoundRecord], Any]
 """Called after every round. May have ``start(run)`` and ``close()``, called before and after."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A trained model, what it cost and how it was made."""
 
@@ -49,6 +49,14 @@ class Result:
     engine: str  # which one trained, and why
     folder: Path | None = None
     exhausted: BudgetExhausted | None = None  # the budget ended the run early
+
+    def __repr__(self) -> str:
+        """One line: a notebook shows it after every cell that trains."""
+        metrics = "".join(f"{name} {value:.4g}, " for name, value in self.metrics.items())
+        return (
+            f"Result({metrics}ε = {self.epsilon:.4g} at δ = {self.plan.target_delta:.3g}, "
+            f"{len(self.history)} of {self.plan.rounds} rounds, folder {self.folder})"
+        )
 
     @property
     def plan(self) -> PrivacyPlan:

@@ -36,11 +36,12 @@ def write_report(
     """report.html of one run, from its recipe, its log, its statement and its other files."""
     notes = _notes(folder)
     place = folder.resolve().name
+    named = place if recipe.task == PYTHON else recipe.task
     curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
     write_whole(
         folder / _REPORT,
         html.page(
-            f"{recipe.task}, {recipe.method}, seed {recipe.seed}",
+            f"{named}: {recipe.method}, seed {recipe.seed}",
             _simulated(facts),
             html.cards(_headline(recipe, rounds, facts)),
             html.facts(_facts(place, recipe, notes)),

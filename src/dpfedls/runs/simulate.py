@@ -53,8 +53,8 @@ def trusted(recipe: Recipe, folder: Path, trust: bool) -> Recipe:
     """The recipe of a run folder, if what it would run is ours or the person says it is theirs."""
     if recipe.task == PYTHON:
         raise InputError(
-            f"{folder} was started by dpfedls.train with a model and data that are not in it; call "
-            "train again with the same arguments and this folder: it goes on where it stopped"
+            f"{folder} was started by dpfedls.train with a model and data that are not in it: no "
+            "command can run it; to go on with it, call train again with the same arguments"
         )
     if recipe.own_code and not trust:
         raise InputError(

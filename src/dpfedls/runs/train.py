@@ -103,7 +103,12 @@ def train(
     )
     watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
     place = None if folder is None else Path(folder)
-    result = simulate(recipe, task, denoiser, place, watchers)
+    try:
+        result = simulate(recipe, task, denoiser, place, watchers)
+    except KeyboardInterrupt:
+        if place is not None:
+            log.warning("stopped; finished rounds are kept in %s: the same call goes on", place)
+        raise
     if result.exhausted is not None:
         log.warning("%s", result.exhausted)
     return result
