@@ -41,6 +41,14 @@ def test_many_people_do_not_all_have_to_work():
     assert row.waste > ENOUGH  # and nobody notices, since the noise is spread over so many
 
 
+def test_little_noise_calls_for_rounds_and_not_for_more_people():
+    """500 people in 100 rounds lost a point to the plan of ε = 4 on MNIST, with a CNN."""
+    row = choose_plan(candidates(1000, 8.0))
+    assert row.plan.rounds > min(ROUNDS)
+    limited = choose_plan(candidates(1000, 8.0, rounds_at_most=100))
+    assert (limited.plan.rounds, limited.plan.expected_cohort) == (100, pytest.approx(500))
+
+
 def test_limits_are_kept_and_the_least_waste_is_taken_where_none_is_enough():
     rows = list(candidates(500, 8.0, cohort_at_most=20, rounds_at_most=7))
     assert [row.plan.rounds for row in rows] == [7]

@@ -4,7 +4,8 @@ A run's noise is measured against what it moves: z ÷ (rate · √rounds), the n
 person's whole contribution. No plan goes below that of one release of everybody's at the same
 (ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
 clients work. With many people there is so little noise that the server rate is at its limit anyway;
-then a plan is good enough whatever its waste.
+then a plan is good enough whatever its waste. Between the two, where a rate of 1 gathers less than
+half of the noise that a model bears, rounds are short and not noise: the fewest are too few.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Row(NamedTuple):
 
     plan: PrivacyPlan
     waste: float
+    fewest: bool = False  # rounds, of those that could be had
 
     @property
     def client_rounds(self) -> float:
@@ -40,8 +42,10 @@ class Row(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether less noise would hardly help."""
-        return self.waste <= ENOUGH or noise_gathered("linear", self.plan, 1.0) <= QUIET
+        """Whether neither less noise nor, where there is little, more rounds would help much."""
+        gathered = noise_gathered("linear", self.plan, 1.0)
+        short = self.fewest and gathered < USUAL / 2
+        return gathered <= QUIET or (self.waste <= ENOUGH and not short)
 
 
 def candidates(
@@ -68,7 +72,8 @@ def candidates(
         key=lambda pair: (pair[0] * pair[1], -pair[1]),
     ):
         plan = _plan(num_clients, cohort, count, delta).calibrated(epsilon)
-        yield Row(plan, plan.noise / (cohort / num_clients * math.sqrt(count)) / least)
+        waste = plan.noise / (cohort / num_clients * math.sqrt(count)) / least
+        yield Row(plan, waste, fewest=count < max(counts) and count == min(counts))
 
 
 def choose_plan(rows: Iterator[Row]) -> Row:
