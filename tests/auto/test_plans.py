@@ -62,9 +62,24 @@ def test_a_wish_that_cannot_be_met_is_told_with_what_it_would_take():
     row = choose_plan(candidates(40, 0.1))
     needed = people_needed(0.1, row)
     assert needed > 40
-    assert people_needed(0.1, choose_plan(candidates(needed, 0.1))) == needed
+    plan_for(needed, 0.1)
     with pytest.raises(InputError, match=r"40 people at ε = 0\.1"):
         plan_for(40, 0.1)
+
+
+def test_what_a_wish_would_take_depends_on_the_delta_that_is_given():
+    """A smaller δ takes more people; a number of so many digits would not be known so well."""
+    row = choose_plan(candidates(40, 0.1, 1e-12))
+    usual = people_needed(0.1, choose_plan(candidates(40, 0.1)))
+    needed = people_needed(0.1, row, 1e-12)
+    assert needed > 1.5 * usual
+    assert needed == float(f"{needed:.2g}")
+    with pytest.raises(InputError, match=f"about {needed} people"):
+        plan_for(40, 0.1, 1e-12)
+    with pytest.raises(InputError, match="more than a million people"):
+        plan_for(300, 1e-6)
+    with pytest.raises(InputError, match=r"40 people at ε = 0\.1"):
+        plan_for(40, 0.1, 0.02)  # a δ that more people could not be promised
 
 
 def test_a_plan_comes_with_its_reasons():

