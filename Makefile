@@ -14,7 +14,8 @@ setup: .venv/installed  ## create .venv and install the package with what demo a
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.3"
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements.lock
-	$(PIP) --no-build-isolation --editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation \
+		--editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
 	@touch $@
 
 lock:  ## requirements.lock made anew, after a change of pyproject.toml or constraints.txt
