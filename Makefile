@@ -3,16 +3,25 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: setup demo test test-browser snapshots test-adapters check docs dist results-check bench torture clean
+.PHONY: setup lock sbom demo test test-browser snapshots test-adapters check docs dist results-check bench torture clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/installed  ## create .venv and install the package with what demo and tests need
 
-.venv/installed: pyproject.toml constraints.txt
+# First everything by its hash; then torch, whose hash depends on the build that is offered, by its
+# version, and the package itself, built by what is already there.
+.venv/installed: pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.3"
-	$(PIP) --editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements.lock
+	$(PIP) --no-build-isolation --editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
 	@touch $@
+
+lock:  ## requirements.lock made anew, after a change of pyproject.toml or constraints.txt
+	$(BIN)/python tools/lock.py
+
+sbom: setup  ## a bill of materials of the product, CycloneDX as JSON, in sbom.json
+	$(BIN)/python tools/sbom.py sbom.json
 
 demo: setup  ## DP-Fed against DP-Fed-LS at the same privacy budget, offline, in under a minute
 	$(BIN)/dpfedls demo
@@ -68,4 +77,4 @@ torture: setup  ## what the system withstands, in about half an hour; SCALE=0.1 
 	$(BIN)/python -m torture --scale $(or $(SCALE),1) $(KINDS)
 
 clean:  ## remove the environment and caches
-	rm -rf .venv .adapters .bare site dist .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .adapters .bare site dist sbom.json .pytest_cache .ruff_cache .hypothesis .coverage

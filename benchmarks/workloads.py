@@ -43,6 +43,10 @@ WORKLOADS = {
         Workload("mlp", "mlp", 1000, 50, (784,), 10, cohort=20, epochs=5, rounds=5),
         Workload("cnn", "cnn", 100, 40, (3, 32, 32), 10, cohort=20, epochs=1, rounds=5),
         Workload("lstm", "lstm", 100, 40, (80,), 80, cohort=10, epochs=1, rounds=4, symbols=True),
+        Workload("gelu-mlp", "gelu-mlp", 1000, 50, (784,), 10, cohort=20, epochs=5, rounds=5),
+        Workload("resnet-8", "resnet-8", 100, 20, (3, 32, 32), 10, cohort=10, epochs=1, rounds=4),
+        Workload("transformer", "transformer", 100, 40, (32,), 80, 20, 1, rounds=4, symbols=True),
+        Workload("gru", "gru", 100, 40, (80,), 80, cohort=10, epochs=1, rounds=4, symbols=True),
     )
 }
 

@@ -15,6 +15,14 @@ hypothesis.settings.register_profile("dpfedls", deadline=None, derandomize=True,
 hypothesis.settings.load_profile("dpfedls")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Coverage is of the core. These drive whole systems, reach no line that the others miss, and
+    would take a third longer with every line counted."""
+    for item in items:
+        if item.path.parent.name in ("audit", "flower", "paper"):
+            item.add_marker("no_cover")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)  # pytest runs on both cores already

@@ -20,8 +20,9 @@ from torture.plan import KINDS  # noqa: E402
 from dpfedls.runs import recipe as recipes  # noqa: E402
 from dpfedls.runs import simulate as runs  # noqa: E402
 
-# Kills, damaged folders and failing disks take longest, and have tests of their own: tests/runs.
-SHORT = [kind for kind in KINDS if kind not in ("kill", "corruption", "disk")]
+# Kills, damaged folders, failing disks and federations take longest, and have tests of their own:
+# tests/runs, tests/flower.
+SHORT = [kind for kind in KINDS if kind not in ("kill", "corruption", "disk", "federation")]
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from torture import page, plan
-from torture.outcome import HEADER, Outcome, row
+from torture import shim
+
+shim.preload()  # this program starts anew there, so before anything that takes long to import
+
+from torture import page, plan  # noqa: E402
+from torture.outcome import HEADER, Outcome, row  # noqa: E402
+from torture.together import together  # noqa: E402
 
 
 def main() -> int:
@@ -24,15 +31,16 @@ def main() -> int:
     unknown = set(asked.kinds) - plan.KINDS.keys()
     if unknown:
         words.error(f"unknown kind {min(unknown)!r}; known: {', '.join(plan.KINDS)}")
-    plan.prepare()
-    outcomes = {}
-    for name in asked.kinds or plan.KINDS:
-        print(f"{name} …", file=sys.stderr, flush=True)
-        outcomes[name] = _timed(name, asked.scale, asked.seed)
-        if asked.write:
-            page.rewrite(asked.write, {name: outcomes[name]})
-        for violation in outcomes[name].violations:
-            print(f"  violation: {violation}", file=sys.stderr, flush=True)
+    names = asked.kinds or list(plan.KINDS)
+    outcomes: dict[str, Outcome] = {}
+    with plan.prepared():
+        for some, at_once in plan.order(names):
+            work = partial(_timed, scale=asked.scale, seed=asked.seed)
+            for name, found in together(some, work, at_once):
+                outcomes[name] = found
+                if asked.write:
+                    page.rewrite(asked.write, {name: found})
+    outcomes = {name: outcomes[name] for name in names}
     if asked.json:
         print(json.dumps({name: vars(found) for name, found in outcomes.items()}))
     else:
@@ -48,6 +56,8 @@ def _timed(name: str, scale: float, seed: int) -> Outcome:
     except Exception as error:  # the other kinds are still to be tried
         found = Outcome(violations=[f"it could not be tried: {type(error).__name__}: {error}"])
     found.seconds = time.monotonic() - begun
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    found.cpu = sum(one.ru_utime + one.ru_stime for one in used)
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from torture import folders
+from torture import folders, invariants
 from torture.outcome import Outcome
 from torture.process import command, forked
 from torture.watched import watch_noise
@@ -97,8 +97,7 @@ def _problems(copy: Path, original: Original) -> list[str]:
     verdict = folders.verified(copy)
     problems = verdict.problems
     if verdict.valid:
-        problems += _harm(copy, original, verdict, ROUNDS)
-    kept = _kept_rounds(copy)
+        problems += _harm(copy, original, verdict)
     answer = forked(command("resume", copy))
     problems += answer.problems()
     if answer.code not in (0, 3):
@@ -106,18 +105,10 @@ def _problems(copy: Path, original: Original) -> list[str]:
     verdict = folders.verified(copy)
     if not verdict.valid:
         problems.append(f"resume went on to a run that does not verify: {verdict.reasons}")
-    return problems + _harm(copy, original, verdict, kept)
+    return problems + _harm(copy, original, verdict)
 
 
-def _kept_rounds(copy: Path) -> int:
-    """Rounds that resume goes on from. Those after an older checkpoint are run, and paid, again."""
-    try:
-        return folders.checkpoint_round(copy)
-    except (ValueError, KeyError):
-        return 0  # damaged: resume refuses it
-
-
-def _harm(copy: Path, original: Original, verdict: folders.Verdict, kept: int) -> list[str]:
+def _harm(copy: Path, original: Original, verdict: folders.Verdict) -> list[str]:
     """What a person who trusts the folder would be wrong about."""
     problems = []
     if not folders.paid(original.folder) <= folders.paid(copy):
@@ -128,11 +119,14 @@ def _harm(copy: Path, original: Original, verdict: folders.Verdict, kept: int) -
     if stated < verdict.epsilon * (1 - _DIGITS):
         problems.append(f"the statement says ε = {stated:.4g}, spent is {verdict.epsilon:.4g}")
     seeded = original.mode == "simulation"
+    lines = folders.log_lines(copy)
     known = folders.log_lines(original.finished if seeded else original.folder)
-    lines, same = folders.log_lines(copy), len(known) if seeded else min(kept, len(known))
-    if lines[:same] != known[:same]:
+    if seeded:  # from an older checkpoint the same rounds are run again: ε may show what is paid
+        problems += invariants.log_problems(lines, known)
+    elif lines[: len(known)] != known:
         problems.append("lines of the log are not those that were written")
-    if (seeded or same == ROUNDS) and folders.weights(copy) != folders.weights(original.finished):
+    ended = seeded or len(known) == ROUNDS
+    if ended and folders.weights(copy) != folders.weights(original.finished):
         problems.append("another model")
     return problems
 
@@ -182,7 +176,9 @@ def _old(copy: Path, original: Original, rng: random.Random) -> str:
 def _taken(copy: Path, source: Path, rng: random.Random) -> str:
     names = [str(path.relative_to(source)) for path in _files(source)]
     names = [name for name in names if not name.startswith((f"{_LEDGER}-", "recipe"))]
-    some = rng.sample(names, rng.randint(1, max(1, min(3, len(names) - 1))))
+    # Ledger, log and checkpoint together are a run put back as a whole, which nobody can tell from
+    # one that was stopped then, unless it had ended.
+    some = rng.sample(names, rng.randint(1, 3 if (copy / "privacy.json").is_file() else 2))
     for name in some:
         if name == _LEDGER:
             for path in (*copy.glob(f"{_LEDGER}*"),):

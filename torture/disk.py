@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import resource
 import shutil
@@ -17,12 +18,14 @@ from torture.process import Answer, command, forked
 from torture.watched import watch_noise
 
 ROUNDS = 3
+_NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
 
 
 def disk(cases: int, seed: int) -> Outcome:
     """Afterwards the disk is well again, and the run goes on to its end."""
     found = Outcome()
     tried = []
+    own_mounts()
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         wholes = {mode: place / f"{mode}-whole" for mode in folders.MODES}
@@ -133,6 +136,15 @@ def _tiny_disks(trial: _Trial, cases: int) -> bool:
                 return False
             trial.run(f"a disk of {size} kB", lambda work: work(), trial.place / "tiny")
     return True
+
+
+def own_mounts() -> None:
+    """What this process mounts from now on is its own, and gone with it and its children.
+
+    Without the right to do so there is none to mount either.
+    """
+    if ctypes.CDLL(None).unshare(_NEW_MOUNTS) == 0:
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
 @contextmanager

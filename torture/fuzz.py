@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from flwr.app import Message, RecordDict
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
+from dpfedls.clipping import Bound
+from dpfedls.flower.exchange import Post
+from dpfedls.flower.incoming import Limit
+from dpfedls.flower.replies import Refused, Request, make_reply, read_update
 from torture import folders
 from torture.outcome import Outcome
 from torture.process import command, forked
+from torture.replies import LAYOUT, NODE, NORM, PEOPLE, ROUND, within
+from torture.unprivileged import become_nobody
 from torture.watched import watch_noise
+from torture.wire import WiredGrid
 
 _SECONDS = 20  # after which an example hangs
 _NUMBERS = (
@@ -51,8 +62,16 @@ _COMMANDS = st.sampled_from(
     [
         *(("privacy", "epsilon"), ("privacy", "noise"), ("privacy", "rounds"), ("theory",)),
         *(("privacy", "verify"), ("privacy", "statement"), ("report",), ("recipes",), ()),
+        *(("privacy", "plan"), ("privacy", "total"), ("resume",), ("attack",), ("planner",)),
     ]
 )
+_TRAIN = ("run", "synthetic", "--set", "plan.rounds=1", "--set", "plan.num_clients=40")
+_LONG = (
+    "rounds",
+    "clients",
+    "epochs",
+    "steps",
+)  # large numbers of these are allowed, and take long
 _SPLICES = st.lists(
     st.tuples(st.integers(0, 2**16), st.integers(0, 64), st.binary(max_size=64)),
     min_size=1,
@@ -61,27 +80,36 @@ _SPLICES = st.lists(
 
 
 def fuzz(cases: int, seed: int) -> Outcome:
-    """A quarter each: recipes, command lines, files of a checkpoint and log, files of a ledger."""
-    found = Outcome(note="recipes, command lines, decoders of checkpoint, log, statement, ledger")
+    """A third recipes and command lines, two thirds decoders; each part without any rights."""
+    found = Outcome()
+    trials = {_recipes: 5, _command_lines: 5, _files: 7, _ledgers: 7, _replies: 6}  # of 30
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
+        place.chmod(0o755)
         watch_noise(place / "noise")
         forked(folders.started(place / "run", "simulation", 2))
-        each = max(1, cases // 4)
-        trials = (_recipes, _command_lines, _decoders, _ledgers)
-        for trial in trials:
-            (place / "here").mkdir(exist_ok=True)
+        for path in (place / "run").rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        for trial, share in trials.items():
+            here, count = place / trial.__name__, max(1, cases * share // sum(trials.values()))
+            here.mkdir()
 
-            def work(trial=trial) -> None:
-                os.chdir(place / "here")
-                for problem in dict.fromkeys(trial(each, seed, place / "run")):
+            def work(trial=trial, here=here, count=count) -> None:
+                become_nobody(here)
+                watch_noise(here / "noise")
+                for problem in dict.fromkeys(trial(count, seed, place / "run")):
                     print(problem)
 
             answer = forked(work, limit=1800)
-            found.cases += each
+            found.cases += count
             found.violations += answer.out.splitlines()
             if answer.code:
                 found.violations.append(f"{trial.__name__}: {answer.err[-300:]}")
+    user = "nobody" if os.geteuid() == 0 else "the user who ran it"
+    found.note = (
+        "a third recipes and command lines, the rest checkpoints, logs, statements, models, "
+        f"ledgers and replies in pieces; as {user}"
+    )
     return found
 
 
@@ -135,13 +163,20 @@ def _recipes(count: int, seed: int, run: Path) -> list[str]:
 
 
 def _command_lines(count: int, seed: int, run: Path) -> list[str]:
-    words = st.lists(st.tuples(_OPTIONS, _NUMBERS | _CHOICES | _WORDS), max_size=7)
+    options = st.tuples(_OPTIONS, _NUMBERS | _CHOICES | _WORDS) | st.tuples(
+        _WORDS | st.just(str(run))
+    )
+    settings = st.tuples(_KEYS.filter(lambda key: not key.endswith(_LONG)), _VALUES)
+    train = settings.map(lambda pair: ("--set", "=".join(pair)))
+    words = st.tuples(_COMMANDS, st.lists(options, max_size=7))
+    words |= st.tuples(st.just(_TRAIN), st.lists(train, min_size=1, max_size=2))
 
-    def attempt(example: tuple[tuple[str, ...], list[tuple[str, str]]]) -> str | None:
-        name, options = example
-        return _answered([*name, *(word for pair in options for word in pair)])
+    def attempt(example: tuple[tuple[str, ...], list[tuple[str, ...]]]) -> str | None:
+        name, more = example
+        shutil.rmtree("runs", ignore_errors=True)
+        return _answered([*name, *(word for some in more for word in some)])
 
-    return _examples(count, seed, st.tuples(_COMMANDS, words), attempt)
+    return _examples(count, seed, words, attempt)
 
 
 def _answered(words: list[str]) -> str | None:
@@ -159,11 +194,12 @@ def _answered(words: list[str]) -> str | None:
     return None
 
 
-def _decoders(count: int, seed: int, run: Path) -> list[str]:
-    """Checkpoint, log, statement and recipe of a folder, each with bytes replaced."""
+def _files(count: int, seed: int, run: Path) -> list[str]:
+    """Checkpoint, log, statement, model and recipe of a folder, each with bytes replaced."""
     from dpfedls.errors import InputError
     from dpfedls.runs.checkpoint import Checkpoint
     from dpfedls.runs.folder import read_recipe, read_rounds
+    from dpfedls.runs.model_file import trained_vector
     from dpfedls.runs.verify import read_statement
 
     readers: dict[str, Callable[[Path], object]] = {
@@ -171,6 +207,7 @@ def _decoders(count: int, seed: int, run: Path) -> list[str]:
         "rounds.jsonl": read_rounds,
         "privacy.json": read_statement,
         "recipe.toml": read_recipe,
+        "model.safetensors": lambda folder: trained_vector(folder / "model.safetensors"),
     }
     place = Path.cwd()
     (place / "checkpoint").mkdir(exist_ok=True)
@@ -204,6 +241,40 @@ def _ledgers(count: int, seed: int, run: Path) -> list[str]:
         return None
 
     return _examples(count, seed, _SPLICES, attempt)
+
+
+def _replies(count: int, seed: int, run: Path) -> list[str]:
+    """Pieces of a reply with bytes replaced, one of them named twice or missing: never an error."""
+    grid = WiredGrid([NODE], lambda message: RecordDict())
+    honest = torch.full((LAYOUT.dim,), 0.01, dtype=torch.float64)
+    limit, bound = Limit.of_update(LAYOUT), Bound(NORM, 0.0, 0.5)
+    logging.disable()
+
+    def attempt(changes: list[tuple[int, list[tuple[int, int, bytes]]]]) -> str | None:
+        question = Message(RecordDict(), dst_node_id=NODE, message_type="train")
+        question.metadata.__dict__["_message_id"] = "question"
+        reply = Message(make_reply(honest, LAYOUT, ROUND), reply_to=question)
+        reply.metadata.__dict__["_src_node_id"] = NODE
+        pieces = grid.wire.upload(reply)
+        for which, splices in changes:
+            piece = pieces[which % len(pieces)]
+            grid.wire.objects[piece] = _spliced(grid.wire.objects[piece], splices)
+        post = Post(limit)
+        post.waiting = {"question": NODE}
+        for made in post.arrived(grid):
+            try:
+                total = read_update(made, Request(NODE, ROUND, PEOPLE), LAYOUT, bound)
+            except Refused as refused:
+                if "\n" in str(refused):
+                    return "more than one line"
+            else:
+                if not within(total, bound):
+                    return f"it moves the sum by {float(total.norm()):.4g}"
+        grid.wire.objects.clear()
+        return None
+
+    change = st.tuples(st.integers(0, 20), _SPLICES)
+    return _examples(count, seed, st.lists(change, min_size=1, max_size=3), attempt)
 
 
 def _spliced(raw: bytes, splices: list[tuple[int, int, bytes]]) -> bytes:

@@ -52,12 +52,12 @@ def at_the_end(folder: Path, noise: Path, mode: str, whole: Path, rounds: int = 
     if mode == "simulation":
         if folders.weights(folder) != folders.weights(whole):
             problems.append("other bytes than an undisturbed run")
-        problems += _log_problems(folders.log_lines(folder), folders.log_lines(whole))
+        problems += log_problems(folders.log_lines(folder), folders.log_lines(whole))
     left = [path.name for path in folder.rglob(".*.part")]
     return problems + [f"{name} was left behind" for name in left]
 
 
-def _log_problems(lines: list[dict], known: list[dict]) -> list[str]:
+def log_problems(lines: list[dict], known: list[dict]) -> list[str]:
     """The same but for ε, which may be higher: rounds lost in a power cut are paid for already."""
     if [line | {"epsilon": 0} for line in lines] != [line | {"epsilon": 0} for line in known]:
         return ["another log than an undisturbed run"]

@@ -7,7 +7,9 @@ leaves behind lies on the disk, and the next one starts from there alone.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import select
 import signal
 import sys
@@ -19,6 +21,8 @@ from typing import NamedTuple
 
 TRACEBACK = 70  # exit code of a child whose work raised what nobody caught
 LIMIT = 120.0  # seconds after which a command counts as hanging
+_LIBC = ctypes.CDLL(None)
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 
 
 class Answer(NamedTuple):
@@ -71,11 +75,7 @@ def forked(
 ) -> Answer:
     """Do the work in a new process, killed with -9 after so many seconds unless it has ended."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child == 0:
-            _child(work, out.fileno(), err.fileno())
+        child = start(work, out.fileno(), err.fileno())
         ended = _wait(child, limit if kill_after is None else kill_after)
         if not ended:
             os.kill(child, signal.SIGKILL)
@@ -85,6 +85,30 @@ def forked(
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
         return Answer(code, texts[0], texts[1], not ended and kill_after is None)
+
+
+def start(work: Callable[[], object], out: int = 1, err: int = 2) -> int:
+    """A new process at this work, which dies with this one; its id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _child(work, out, err, parent)
+    return child
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the parent ends; to be said again after a change of user."""
+    _LIBC.prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was faster
+        os._exit(TRACEBACK)
+
+
+def limit_memory(more: int) -> None:
+    """From now on this process may take so many bytes beyond what it has."""
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + more, resource.RLIM_INFINITY))
 
 
 def _wait(child: int, seconds: float) -> bool:
@@ -98,10 +122,11 @@ def _wait(child: int, seconds: float) -> bool:
         os.close(handle)
 
 
-def _child(work: Callable[[], object], out: int, err: int) -> None:
+def _child(work: Callable[[], object], out: int, err: int, parent: int) -> None:
     """Never returns: what stands behind the fork is the parent's."""
     code = TRACEBACK
     try:
+        die_with(parent)
         os.dup2(out, 1)
         os.dup2(err, 2)
         work()

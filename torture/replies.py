@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import resource
 from collections.abc import Callable
 
 import numpy as np
@@ -26,7 +25,7 @@ from dpfedls.flower.replies import (
 )
 from dpfedls.parameters import Layout
 from torture.outcome import Outcome
-from torture.process import forked
+from torture.process import forked, limit_memory
 
 NODE, ROUND, PEOPLE, NORM = 7, 3, 2, 0.5
 LAYOUT = Layout.of(nn.Linear(20, 5))
@@ -38,7 +37,7 @@ Spoil = Callable[[RecordDict, random.Random], object]
 def replies(cases: int, seed: int) -> Outcome:
     """Every class several times, with numbers drawn anew, in a process that may take little."""
     found = Outcome(note=f"{len(SPOILS)} classes, memory bound to {_MEMORY >> 20} MB more")
-    problems = forked(lambda: _all(cases, seed))
+    problems = forked(lambda: _all(cases, seed), limit=1800)
     found.cases = max(1, cases // len(SPOILS)) * len(SPOILS)
     found.violations += problems.out.splitlines()
     if problems.code:
@@ -49,9 +48,7 @@ def replies(cases: int, seed: int) -> Outcome:
 def _all(cases: int, seed: int) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     rng = random.Random(seed)
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + _MEMORY, resource.RLIM_INFINITY))
+    limit_memory(_MEMORY)
     for _ in range(max(1, cases // len(SPOILS))):
         for name, spoil in SPOILS.items():
             for indicator in (0.0, 0.7):
@@ -86,12 +83,13 @@ def _problem(spoil: Spoil, rng: random.Random, bound: Bound) -> str | None:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         else:
-            if isinstance(made, torch.Tensor) and not _within(made, bound):
+            if isinstance(made, torch.Tensor) and not within(made, bound):
                 return f"it moves the sum by {float(made.norm()):.4g}"
     return None
 
 
-def _within(total: torch.Tensor, bound: Bound) -> bool:
+def within(total: torch.Tensor, bound: Bound) -> bool:
+    """Whether a sum is what the people of the request may add at the most."""
     update, rest = total[: LAYOUT.dim], total[LAYOUT.dim :]
     most = PEOPLE * bound.indicator * max(bound.quantile, 1 - bound.quantile)
     return bool(

@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from torture import places
+
 _LIBRARY = "TORTURE_SHIM"  # where the layer lies, once this process runs with it
 _READY = "TORTURE_READY"
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
@@ -26,13 +28,19 @@ def preload() -> None:
     changes = _ONE_THREAD | {_READY: "1"}
     compiler = shutil.which("cc")
     if compiler is not None:
-        library = Path(tempfile.mkdtemp(prefix="torture-")) / "shim.so"
+        library = places.own(Path(tempfile.gettempdir())) / "shim.so"
         source = Path(__file__).with_name("shim.c")
         words = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
         subprocess.run(words, check=True)
         changes |= {"LD_PRELOAD": str(library), _LIBRARY: str(library)}
     words = [sys.executable, "-m", "torture", *sys.argv[1:]]
     os.execve(sys.executable, words, os.environ | changes)
+
+
+def remove() -> None:
+    """At the end."""
+    if available():
+        places.remove(Path(os.environ[_LIBRARY]).parent)
 
 
 def available() -> bool:

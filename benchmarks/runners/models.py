@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,70 @@ class CharacterLSTM(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Scores of each character to come next."""
         return self.output(self.lstm(self.embedding(text))[0][:, -1])
+
+
+class CharacterGRU(nn.Module):
+    """The same with torch's own fused GRU, one layer of 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(80, 8)
+        self.gru = nn.GRU(8, 64, batch_first=True)
+        self.output = nn.Linear(64, 80)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Scores of each character to come next."""
+        return self.output(self.gru(self.embedding(text))[0][:, -1])
+
+
+class Transformer(nn.Module):
+    """Two of torch's own encoder layers on the characters and where they stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(80, 32)
+        self.places = nn.Parameter(0.02 * torch.randn(32, 32))
+        layers = [
+            nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
+        ]
+        self.layers = nn.Sequential(*layers)
+        self.output = nn.Linear(32, 80)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Scores of each character to come next."""
+        return self.output(self.layers(self.embedding(text) + self.places)[:, -1])
+
+
+class Residual(nn.Module):
+    """``x + body(x)``."""
+
+    def __init__(self, *body: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both ways."""
+        return x + self.body(x)
+
+
+def resnet8(residual: Callable[..., nn.Module] = Residual) -> nn.Sequential:
+    """Three residual blocks with GroupNorm; ``residual`` is our own layer in our own runner."""
+
+    def convolution(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
+        kernels = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        return [kernels, nn.GroupNorm(4, outputs)]
+
+    layers: list[nn.Module] = []
+    for inputs, outputs, stride in ((3, 16, 1), (16, 32, 2), (32, 64, 2)):
+        body = [*convolution(outputs, outputs), nn.ReLU(), *convolution(outputs, outputs)]
+        layers += [*convolution(inputs, outputs, stride), nn.ReLU()]
+        layers += [residual(*body), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def gelu_mlp() -> nn.Module:
+    """One hidden layer of GELU."""
+    return nn.Sequential(nn.Linear(784, 252), nn.GELU(), nn.Linear(252, 10))
 
 
 def _logistic() -> nn.Module:
@@ -46,7 +112,16 @@ def _cnn() -> nn.Module:
     )
 
 
-_MAKERS = {"logistic": _logistic, "mlp": _mlp, "cnn": _cnn, "lstm": CharacterLSTM}
+_MAKERS: dict[str, Callable[[], nn.Module]] = {
+    "logistic": _logistic,
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "lstm": CharacterLSTM,
+    "gelu-mlp": gelu_mlp,
+    "resnet-8": resnet8,
+    "transformer": Transformer,
+    "gru": CharacterGRU,
+}
 
 
 def make_model(name: str) -> nn.Module:

@@ -19,13 +19,17 @@ from dpfedls.server import Server, ServerState
 from dpfedls.simulation import Simulation
 from dpfedls.tasks import models
 from runners.measure import Rounds, parser
-from runners.models import make_model
+from runners.models import CharacterGRU, Transformer, gelu_mlp, make_model, resnet8
 
 _MAKERS = {
     "logistic": lambda: models.logistic_regression(784, 10),
     "mlp": lambda: models.mlp(784, 252, 10),
     "cnn": lambda: models.cnn(1 / 8),
     "lstm": lambda: models.character_lstm(80, hidden=64),
+    "gelu-mlp": gelu_mlp,
+    "resnet-8": lambda: resnet8(models.Residual),
+    "transformer": Transformer,
+    "gru": CharacterGRU,
 }
 
 

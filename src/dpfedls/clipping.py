@@ -25,12 +25,11 @@ def clip(updates: Updates, norm: float) -> Updates:
     the ball is unchanged; a row with NaN, an infinity or an overflowing norm becomes zero, so a
     broken client counts as one that sent nothing.
     """
-    lengths = _lengths(updates)
-    target = norm * (1 - _ROUNDING_ROOM * torch.finfo(updates.dtype).eps)
-    factors = torch.where(lengths > norm, target / lengths, 1.0)
+    lengths, room = _lengths(updates), _ROUNDING_ROOM * torch.finfo(updates.dtype).eps
+    factors = torch.where(lengths > norm, norm * (1 - room) / lengths, 1.0)
     roots = factors.sqrt().to(updates.dtype)[:, None]
-    # Zero times NaN is NaN, so broken rows are written over, and seldom is there one.
-    return (updates * roots).mul_(roots).masked_fill_(~torch.isfinite(lengths)[:, None], 0.0)
+    clipped, broken = (updates * roots).mul_(roots), ~torch.isfinite(lengths)
+    return clipped.masked_fill_(broken[:, None], 0.0) if broken.any() else clipped  # 0 · NaN is NaN
 
 
 def clipped_sum(updates: Updates, bound: Bound) -> Total:
@@ -42,7 +41,8 @@ def clipped_sum(updates: Updates, bound: Bound) -> Total:
     dim = updates.shape[1]
     total = updates.new_zeros(dim + (bound.indicator > 0), dtype=torch.float64)
     for rows in updates.split(max(1, _NEAR // dim)):
-        total[:dim] += clip(rows, bound.norm).sum(dim=0, dtype=torch.float64)
+        clipped = clip(rows, bound.norm)
+        total[:dim] += clipped[0] if len(rows) == 1 else clipped.sum(dim=0, dtype=torch.float64)
         if bound.indicator > 0:
             inside = (_lengths(rows) < bound.norm * (1 - _ON_THE_SPHERE)).double() - bound.quantile
             total[dim] += bound.indicator * inside[rows.any(dim=1)].sum()

@@ -7,6 +7,7 @@ comes from the operating system's entropy through a cryptographic generator, and
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -58,9 +59,8 @@ class SeededStreams:
     def generator(self, purpose: str, round_: int = 0) -> np.random.Generator:
         """A NumPy generator for a purpose in a round."""
         key = (_PURPOSES.index(purpose), round_)
-        return np.random.Generator(
-            np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=key))
-        )
+        sequence = np.random.SeedSequence(self.seed, spawn_key=key)
+        return np.random.Generator(np.random.Philox(sequence))
 
     def torch_generator(
         self, purpose: str, round_: int = 0, device: torch.device | str = "cpu"
@@ -76,14 +76,14 @@ class SeededStreams:
         return int(self.generator("shuffling", round_).integers(2**64, dtype=np.uint64))
 
     def noise(self, round_: int) -> Noise:
-        def draw(dim: int, device: torch.device) -> Float[Tensor, "dim"]:
-            if device.type != "cpu":
-                rng = self.torch_generator("noise", round_, device)
-                return torch.randn(dim, generator=rng, device=device).double()
-            # Torch's generator on the CPU keeps 32 bits of a seed, too few to tell many runs apart.
-            return torch.from_numpy(self.generator("noise", round_).standard_normal(dim))
+        return functools.partial(self._normal, round_)
 
-        return draw
+    def _normal(self, round_: int, dim: int, device: torch.device) -> Float[Tensor, "dim"]:
+        if device.type != "cpu":
+            rng = self.torch_generator("noise", round_, device)
+            return torch.randn(dim, generator=rng, device=device).double()
+        # Torch's generator on the CPU keeps 32 bits of a seed, too few to tell many runs apart.
+        return torch.from_numpy(self.generator("noise", round_).standard_normal(dim))
 
     def nonce(self, round_: int) -> str:
         return f"simulation seed {self.seed} round {round_}"
@@ -113,17 +113,17 @@ class SystemStreams:
         return secrets.randbits(64)
 
     def noise(self, round_: int) -> Noise:
-        def draw(dim: int, device: torch.device) -> Float[Tensor, "dim"]:
-            # The sum of four normals, halved, is one normal whose low bits no longer tell which
-            # floating-point numbers can and cannot occur (Holohan and Braghin 2021, Section 3.3).
-            rng = self._generator()
-            total = rng.standard_normal(dim)
-            part = np.empty(dim)
-            for _ in range(3):
-                total += rng.standard_normal(out=part)
-            return torch.from_numpy(total).mul_(0.5).to(device)
+        return self._normal
 
-        return draw
+    def _normal(self, dim: int, device: torch.device) -> Float[Tensor, "dim"]:
+        # The sum of four normals, halved, is one normal whose low bits no longer tell which
+        # floating-point numbers can and cannot occur (Holohan and Braghin 2021, Section 3.3).
+        rng = self._generator()
+        total = rng.standard_normal(dim)
+        part = np.empty(dim)
+        for _ in range(3):
+            total += rng.standard_normal(out=part)
+        return torch.from_numpy(total).mul_(0.5).to(device)
 
     def nonce(self, round_: int) -> str:
         return secrets.token_hex(16)

@@ -41,6 +41,14 @@ def test_many_people_do_not_all_have_to_work():
     assert row.waste > ENOUGH  # and nobody notices, since the noise is spread over so many
 
 
+def test_little_noise_calls_for_rounds_and_not_for_more_people():
+    """500 people in 100 rounds lost a point to the plan of ε = 4 on MNIST, with a CNN."""
+    row = choose_plan(candidates(1000, 8.0))
+    assert row.plan.rounds > min(ROUNDS)
+    limited = choose_plan(candidates(1000, 8.0, rounds_at_most=100))
+    assert (limited.plan.rounds, limited.plan.expected_cohort) == (100, pytest.approx(500))
+
+
 def test_limits_are_kept_and_the_least_waste_is_taken_where_none_is_enough():
     rows = list(candidates(500, 8.0, cohort_at_most=20, rounds_at_most=7))
     assert [row.plan.rounds for row in rows] == [7]
@@ -54,9 +62,24 @@ def test_a_wish_that_cannot_be_met_is_told_with_what_it_would_take():
     row = choose_plan(candidates(40, 0.1))
     needed = people_needed(0.1, row)
     assert needed > 40
-    assert people_needed(0.1, choose_plan(candidates(needed, 0.1))) == needed
+    plan_for(needed, 0.1)
     with pytest.raises(InputError, match=r"40 people at ε = 0\.1"):
         plan_for(40, 0.1)
+
+
+def test_what_a_wish_would_take_depends_on_the_delta_that_is_given():
+    """A smaller δ takes more people; a number of so many digits would not be known so well."""
+    row = choose_plan(candidates(40, 0.1, 1e-12))
+    usual = people_needed(0.1, choose_plan(candidates(40, 0.1)))
+    needed = people_needed(0.1, row, 1e-12)
+    assert needed > 1.5 * usual
+    assert needed == float(f"{needed:.2g}")
+    with pytest.raises(InputError, match=f"about {needed} people"):
+        plan_for(40, 0.1, 1e-12)
+    with pytest.raises(InputError, match="more than a million people"):
+        plan_for(300, 1e-6)
+    with pytest.raises(InputError, match=r"40 people at ε = 0\.1"):
+        plan_for(40, 0.1, 0.02)  # a δ that more people could not be promised
 
 
 def test_a_plan_comes_with_its_reasons():

@@ -75,16 +75,43 @@ def test_a_model_whose_outputs_are_no_tensor_has_the_usual_rates():
     assert rates_on(Named(), torch.ones(3, 4)) == (None, 0.05)
 
 
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
+def test_a_loss_that_goes_on_growing_steeper_has_shorter_steps(scale):
+    """Gradient descent on a squared error diverges beyond 1 ÷ slope²; a quarter is kept."""
+    inputs = scale * torch.randn(64, 100, generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(0)
+    model, targets = nn.Linear(100, 1), torch.zeros(64)
+
+    def squared(outputs, targets):
+        return (outputs[:, 0] - targets).square()
+
+    def absolute(outputs, targets):
+        return (outputs[:, 0] - targets).abs()
+
+    def fails(outputs, targets):
+        raise ValueError
+
+    slope_squared = 100 * scale**2 + 1
+    expected = min(0.05, 0.25 / (2 * slope_squared))
+    assert rates_on(model, inputs, squared, targets).learning == pytest.approx(expected, rel=0.3)
+    assert rates_on(model, inputs, absolute, targets).learning == pytest.approx(0.05, rel=0.05)
+    unknown = rates_on(model, inputs, fails, targets).learning
+    assert unknown == rates_on(model, inputs, squared, targets).learning
+
+
 def test_made_up_inputs_have_the_shape_of_the_real_ones_and_tokens_that_the_model_knows():
     model = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 2))
-    tokens = made_up(model, torch.zeros(1, 4, dtype=torch.long))
+    tokens, _ = made_up(model, (torch.zeros(1, 4, dtype=torch.long), torch.zeros(1)))
     assert tokens.shape[1:] == (4,)
     assert set(tokens.unique().tolist()) == set(range(7))
-    pair = made_up(linear(3), {"a": torch.zeros(1, 3), "b": torch.zeros(1, 2, 2)})
+    like = {"a": torch.zeros(1, 3), "b": torch.zeros(1, 2, 2)}
+    pair, targets = made_up(linear(3), (like, torch.ones(1, 5)))
+    assert targets.shape == (len(pair["a"]), 5)
     assert pair["a"].shape[1:] == (3,)
     assert pair["b"].shape[1:] == (2, 2)
     assert abs(float(pair["b"].std()) - 1) < 0.2
     # Not the stream from which the noise is drawn: the two would be alike.
     moved = scores_move(28.0, USUAL)
     assert MOVED < moved < MOVED_FAR
-    assert rates_on(linear(784), made_up(linear(784), torch.zeros(1, 784))).noise == USUAL
+    inputs, _ = made_up(linear(784), (torch.zeros(1, 784), torch.zeros(1)))
+    assert rates_on(linear(784), inputs).noise == USUAL

@@ -193,14 +193,14 @@ app = client_app(recipe, model=lambda: task().model, people=own_people)
 
 
 def test_deploy_local_runs_the_very_app_with_its_own_loader(tmp_path):
-    """On a real SuperLink with two SuperNodes; each round shows in what Flower streams."""
+    """On a real SuperLink with a SuperNode; each round shows in what Flower streams."""
     settings = ["--set", "plan.num_clients=40", "--set", "plan.rounds=1"]
     settings += ["--set", "plan.sampler.rate=1.0", "--set", "calibrate.epsilon=20"]
     assert init(tmp_path / "f", "--recipe", "synthetic", *settings).exit_code == 0
     marker = tmp_path / "my loader was used"
     with (tmp_path / "f" / "federation" / "client.py").open("a") as file:
         file.write(MARKED.format(marker=str(marker)))
-    command = ["local", str(tmp_path / "f"), "--nodes", "2", "--out", str(tmp_path / "r")]
+    command = ["local", str(tmp_path / "f"), "--nodes", "1", "--out", str(tmp_path / "r")]
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     assert marker.exists()

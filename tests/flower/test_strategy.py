@@ -219,6 +219,26 @@ def test_nobody_is_held_by_two_nodes(tmp_path, caplog):
         strategy_of(recipe, tmp_path / "s", people={1: [0, 1], 2: [1]})
 
 
+def test_a_node_is_loaded_once_and_kept_answers_as_a_fresh_one(tmp_path):
+    """Whatever it was asked before, the answer is that of its people and of public values."""
+    recipe, loaded = small("plan.rounds=3", "plan.sampler.rate=1.0"), []
+    task = task_of(recipe)
+
+    def people(context):
+        loaded.append(context.node_id)
+        return {j: task.data.client(j) for j in range(60)}
+
+    def made():
+        return client_app(recipe, model=task.model, people=people, unprotected_client_metrics=True)
+
+    grid = FakeGrid(made(), 1)
+    strategy_of(recipe, tmp_path / "r", unprotected_client_metrics=True).start(grid, timeout=0)
+    assert loaded == [100, 100]  # whom it holds, then for all rounds
+    for question in [m for m in grid.sent if m.metadata.message_type == "train"]:
+        kept, fresh = (app(question, grid.contexts[100]).content for app in (grid.app, made()))
+        assert kept.object_id == fresh.object_id
+
+
 def test_an_empty_federation_still_releases_and_pays(tmp_path):
     strategy, _ = deploy(small("mode=deployed"), tmp_path / "r", nodes=0)
     assert strategy.outcome.summary()["rounds"] == 6

@@ -141,6 +141,25 @@ def test_a_start_far_off_is_mended_within_ten_rounds(start, quantile):
     assert target / 1.6 < np.exp(np.log(met[15:]).mean()) < 1.6 * target
 
 
+@pytest.mark.parametrize("length", [1e-5, 1e5])
+def test_large_steps_go_on_until_the_norm_arrives(length):
+    """Targets in cents, or inputs in bytes: 100,000 times away, at multiplier 2 and a cohort of 50.
+
+    Seeded; with 200 other seeds the mean was at most 0.10.
+    """
+    rng, off = np.random.default_rng(1), []
+    for _ in range(20):
+        clipping, norm = AdaptiveClipping(), 1.0
+        for t in range(20):
+            lengths = length * rng.lognormal(0.0, 0.4, 50)
+            noise = 2 * clipping.contribution(norm) / 50
+            share = (lengths < norm).mean()
+            share += noise / clipping.indicator(norm) * rng.standard_normal()
+            norm = clipping.following(norm, share, t, noise)
+        off.append(abs(np.log(norm / length)))
+    assert np.mean(off) < 0.7  # with steps that grew short by the clock alone: 4
+
+
 def test_training_with_an_adaptive_norm_learns_from_any_start_and_says_the_norm():
     results = [
         dpfedls.train(

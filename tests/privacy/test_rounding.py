@@ -20,6 +20,9 @@ from dpfedls.privacy.accounting.loss_pmf import (
     poisson_pmfs,
     removed_delta,
 )
+from dpfedls.privacy.accounting.rdp import ORDERS, rdp_curve
+from dpfedls.privacy.event import RoundEvent
+from dpfedls.sampling import PoissonSampling
 
 
 def exact_rdp(rate: float, s: float, order: int) -> mp.mpf:
@@ -53,6 +56,28 @@ def test_fixed_size_rdp_keeps_its_digits_at_any_noise_and_is_never_below(s, rate
     for order, value in zip(orders, found, strict=True):
         truth = exact_rdp(rate, s, order)
         assert truth <= mp.mpf(float(value)) <= truth * (1 + 2e-9)
+
+
+@pytest.mark.parametrize("s", [0.1, 1.5, 30.0, 1e4, 3e7, 1e9])
+@pytest.mark.parametrize("rate", [1e-4, 0.3, 1.0])
+def test_poisson_rdp_keeps_its_digits_at_any_noise_and_is_never_below(s, rate):
+    """dp-accounting 0.6.0 says less than 0 at rate 1e-4 from noise ÷ sensitivity 1e6 on."""
+    event = RoundEvent(sampler=PoissonSampling(rate=rate), num_clients=10**4, noise_multiplier=s)
+    curve = rdp_curve([(event, 1)])
+    assert (curve > 0).all()
+    for order in (2, 9, 64, 512):
+        with mp.workdps(60):
+            q, square = mp.mpf(rate), mp.mpf(s) ** 2
+            terms = (
+                mp.binomial(order, k)
+                * (1 - q) ** (order - k)
+                * q**k
+                * mp.exp((k * k - k) / (2 * square))
+                for k in range(order + 1)
+            )
+            truth = mp.log(mp.fsum(terms)) / (order - 1)
+        found = mp.mpf(float(curve[order == ORDERS][0]))
+        assert truth * (1 - mp.mpf("1e-15")) <= found <= truth * (1 + 2e-10)
 
 
 @pytest.mark.parametrize(("rate", "s"), [(0.05, 0.8), (0.2, 3.0), (0.5, 40.0), (0.9, 1.0)])

@@ -103,6 +103,27 @@ def test_an_old_ledger_checkpoint_and_log_under_what_ends_a_run(half_and_whole, 
     refused(whole, f"{left} was written at the end of a run")
 
 
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_checkpoint_from_before_a_payment(half_and_whole, whole, gone, ended):
+    """Fresh noise would be a second release; with the same noise it is the same run."""
+    for name in () if ended else ("model.safetensors", "report.html", "privacy.json"):
+        (whole / name).unlink()
+    (whole / FILE).unlink() if gone else put_back(half_and_whole[0], whole, [FILE])
+    if "deployed" in str(half_and_whole[0]):
+        refused(whole, "holds 0 rounds" if gone else "holds 2 rounds")
+    else:
+        runs.resume(whole)
+        assert (whole / FILE).read_bytes()[-400:] == (half_and_whole[1] / FILE).read_bytes()[-400:]
+
+
+def test_the_checkpoint_of_the_round_before_the_last_is_not_sealed(tmp_path):
+    folder, states = tmp_path / "run", []
+    runs.start(small(), folder, [lambda log: states.append((folder / FILE).read_bytes())])
+    (folder / FILE).write_bytes(states[-2])
+    refused(folder, "is not the checkpoint that privacy.json was made from")
+
+
 def test_a_statement_of_another_run(whole, tmp_path):
     runs.start(runs.read_recipe(whole), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "privacy.json", whole)

@@ -96,16 +96,18 @@ def test_an_old_checkpoint_never_lowers_what_was_spent(finished, tmp_path):
 
 
 def test_deployed_noise_pays_again_for_what_a_crash_lost(tmp_path, caplog):
-    """Back to an old checkpoint: fresh noise is a new release, so the budget ends the run early."""
+    """A round that was paid for and not kept: fresh noise is a new release, the budget is spent."""
     folder, states = tmp_path / "deployed", []
     runs.start(
         small("mode=deployed"), folder, [lambda log: states.append((folder / FILE).read_bytes())]
     )
-    (folder / FILE).write_bytes(states[3])
+    for name in ("model.safetensors", "report.html", "privacy.json"):
+        (folder / name).unlink()
+    (folder / FILE).write_bytes(states[4])
     outcome = runs.resume(folder)
     assert outcome.exhausted is not None
-    assert outcome.summary()["rounds"] == 4
-    assert "rounds 5, 6 were paid for and then lost" in caplog.text
+    assert outcome.summary()["rounds"] == 5
+    assert "rounds 6 were paid for and then lost" in caplog.text
     found = verify(folder)
     assert found["valid"], found["problems"]
     assert found["spent_epsilon"] == pytest.approx(small().plan.epsilon(), rel=1e-9)

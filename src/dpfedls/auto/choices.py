@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
-from dpfedls.auto.planner import ENOUGH, ROUNDS, candidates, choose_plan, people_needed
-from dpfedls.auto.rate import LEARNING_RATE, USUAL, made_up, rates_on
+from dpfedls.auto.planner import ENOUGH, MANY, ROUNDS, candidates, choose_plan, people_needed
+from dpfedls.auto.rate import IN_CLIP_NORMS, LEARNING_RATE, made_up, rates_on
 from dpfedls.denoisers.adaptive import AdaptiveSmoothing
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.people.losses import Loss
+from dpfedls.people.samples import Samples, as_input
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 
@@ -34,11 +35,12 @@ def plan_for(
     """The plan for a promise, and why it is that one."""
     counts = ROUNDS if rounds is None else [rounds]
     row = choose_plan(candidates(num_clients, epsilon, delta, rounds=counts))
-    needed = people_needed(epsilon, row)
+    needed = people_needed(epsilon, row, delta)
     if needed > num_clients:
+        many = f"about {needed}" if needed < MANY else "more than a million"
         raise InputError(
             f"{num_clients} people at ε = {epsilon:g} leave more noise than signal; a useful model "
-            f"needs about {needed} people, or a larger ε: give plan=… to train all the same"
+            f"needs {many} people, or a larger ε: give plan=… to train all the same"
         )
     plan = row.plan
     over = f"{100 * (row.waste - 1):.0f} % above the least possible at this ε"
@@ -67,21 +69,21 @@ def rates_for(
     model: nn.Module,
     loss: Loss,
     *,
-    public: Any = None,
-    shape_of: Any = None,
+    samples: Samples,
+    public: bool,
 ) -> Fitted:
     """Server and learning rate, by the model's answers to inputs that are nobody's.
 
-    ``public`` are the server's own inputs; without any, random ones of the shape of ``shape_of``.
+    ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
     Where the outputs have units of their own, noise is measured in clip norms, which follow them.
     """
-    inputs = made_up(model, shape_of) if public is None else public
-    rates = rates_on(model, inputs, loss)
-    source = "the test inputs" if public is not None else "random inputs of unit scale"
+    inputs, targets = samples if public else made_up(model, samples)
+    rates = rates_on(model, inputs, loss, as_input(targets).cpu())
+    source = "the test inputs" if public else "random inputs of unit scale"
     if rates.noise is None:
         gathered = noise_gathered(schedule, plan, 1.0)
-        server: ServerRate = min(1.0, USUAL / gathered) if gathered else 1.0
-        said = f"every weight gathers noise of {USUAL:g} clip norms in the whole run"
+        server: ServerRate = min(1.0, IN_CLIP_NORMS / gathered) if gathered else 1.0
+        said = f"every weight gathers noise of {IN_CLIP_NORMS:g} clip norms in the whole run"
     else:
         server = NoiseRate(noise=rates.noise)
         said = f"every weight gathers noise of {rates.noise:.2g}, what the model bears on {source}"

@@ -4,7 +4,8 @@ A run's noise is measured against what it moves: z ÷ (rate · √rounds), the n
 person's whole contribution. No plan goes below that of one release of everybody's at the same
 (ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
 clients work. With many people there is so little noise that the server rate is at its limit anyway;
-then a plan is good enough whatever its waste.
+then a plan is good enough whatever its waste. Between the two, where a rate of 1 gathers less than
+half of the noise that a model bears, rounds are short and not noise: the fewest are too few.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ ENOUGH = 1.1
 QUIET = USUAL / 4  # noise that nobody notices, for clip norms of the usual size
 ROUNDS = (100, 200, 400)
 HOPELESS = 25  # a server rate of less than one part in so many
-_LEAST_COHORT, _MANY = 50, 10**6
+MANY = 10**6
+_LEAST_COHORT = 50
 
 
 class Row(NamedTuple):
@@ -32,6 +34,7 @@ class Row(NamedTuple):
 
     plan: PrivacyPlan
     waste: float
+    fewest: bool = False  # rounds, of those that could be had
 
     @property
     def client_rounds(self) -> float:
@@ -40,8 +43,10 @@ class Row(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether less noise would hardly help."""
-        return self.waste <= ENOUGH or noise_gathered("linear", self.plan, 1.0) <= QUIET
+        """Whether neither less noise nor, where there is little, more rounds would help much."""
+        gathered = noise_gathered("linear", self.plan, 1.0)
+        short = self.fewest and gathered < USUAL / 2
+        return gathered <= QUIET or (self.waste <= ENOUGH and not short)
 
 
 def candidates(
@@ -62,13 +67,15 @@ def candidates(
     most = rounds_at_most or max(rounds)
     counts = [count for count in rounds if count <= most] or [most]
     least = _plan(num_clients, num_clients, 1, delta).calibrated(epsilon).noise
-    # Of two that cost the same the one with more rounds: it learns more from as much work.
+    # Of two that cost the same the one with more rounds: on MNIST at ε = 2, 100 rounds of 100
+    # people reach 90.70 % and 50 rounds of 200 people 90.51 % (three seeds).
     for cohort, count in sorted(
         ((cohort, count) for cohort in cohorts for count in counts),
         key=lambda pair: (pair[0] * pair[1], -pair[1]),
     ):
         plan = _plan(num_clients, cohort, count, delta).calibrated(epsilon)
-        yield Row(plan, plan.noise / (cohort / num_clients * math.sqrt(count)) / least)
+        waste = plan.noise / (cohort / num_clients * math.sqrt(count)) / least
+        yield Row(plan, waste, fewest=count < max(counts) and count == min(counts))
 
 
 def choose_plan(rows: Iterator[Row]) -> Row:
@@ -81,15 +88,27 @@ def choose_plan(rows: Iterator[Row]) -> Row:
     return min(seen, key=lambda row: row.waste)
 
 
-def people_needed(epsilon: float, row: Row) -> int:
-    """How many people a useful model takes at that ε: as many as there are, or more."""
-    over = noise_gathered("linear", row.plan, 1.0) / (HOPELESS * USUAL)
-    while over > 1 and row.plan.num_clients < _MANY:
+def people_needed(epsilon: float, row: Row, delta: float | None = None) -> int:
+    """How many people a useful model takes at that promise, to two digits; at most ``MANY``."""
+    people, over = row.plan.num_clients, _over(row)
+    while over > 1 and people < MANY:
         # Noise falls a little slower than people grow in number, since δ falls too.
-        more = 10 * math.ceil(0.1 * max(1.2, over) * row.plan.num_clients)
-        row = choose_plan(candidates(more, epsilon))
-        over = noise_gathered("linear", row.plan, 1.0) / (HOPELESS * USUAL)
-    return row.plan.num_clients
+        people = _two_digits(max(1.2, over) * people)
+        # What was promised to few may be no promise to many.
+        allowed = delta if delta is None else min(delta, people**-1.1)
+        over = _over(choose_plan(candidates(people, epsilon, allowed)))
+    return min(people, MANY)
+
+
+def _over(row: Row) -> float:
+    """The noise of a run beside the most with which a model is of use."""
+    return noise_gathered("linear", row.plan, 1.0) / (HOPELESS * USUAL)
+
+
+def _two_digits(number: float) -> int:
+    """Rounded up."""
+    digit = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return math.ceil(number / digit) * digit
 
 
 def _plan(num_clients: int, cohort: float, rounds: int, delta: float | None) -> PrivacyPlan:

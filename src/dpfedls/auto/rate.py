@@ -16,13 +16,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpfedls.people.losses import Loss, cross_entropy
-from dpfedls.people.samples import as_input, each
+from dpfedls.people.samples import Samples, as_input, each
 
 USUAL, MOST = 0.08, 0.16
 """ρ that suited thirteen tasks, and the largest that suited any of them."""
 MOVED, MOVED_FAR = 1.5, 3.0
 """Scores that move by less than the first allow a larger ρ; by more than the second, a smaller."""
-LEARNING_RATE, STEEP = 0.05, 1000.0
+IN_CLIP_NORMS = 0.3
+"""ρ in clip norms, where the outputs have units of their own: the clip norm follows the units."""
+LEARNING_RATE, STABLE = 0.05, 0.25
+"""The usual one; and the most that it may be, times the curvature of the loss in the weights."""
 
 
 class Rates(NamedTuple):
@@ -32,19 +35,41 @@ class Rates(NamedTuple):
     learning: float
 
 
-def rates_on(model: nn.Module, inputs: Any, loss: Loss = cross_entropy) -> Rates:
+def rates_on(
+    model: nn.Module, inputs: Any, loss: Loss = cross_entropy, targets: Tensor | None = None
+) -> Rates:
     """The usual noise and learning rate, or others where the model's outputs ask for them.
 
-    Outputs that move a thousand times as fast as the weights, squared, have gradients too long for
-    the usual learning rate: inputs that nobody scaled, say. In which units other outputs than a
-    classifier's move, prices or degrees, nobody has said.
+    Inputs that nobody scaled make gradients too long for the usual learning rate, and so does a
+    loss that goes on growing steeper, as a squared one does and a classifier's does not. In which
+    units other outputs than a classifier's move, prices or degrees, nobody has said.
     """
     moved = _Moved(model, inputs)
     if not moved.known:
         return Rates(None, LEARNING_RATE)
     slope = moved.unit * moved(_LITTLE) / _LITTLE
-    learning = LEARNING_RATE * min(1.0, STEEP / max(slope**2, 1.0))
+    bends = _bends(moved, loss, targets) * slope**2
+    learning = min(LEARNING_RATE, STABLE / bends) if bends > 0 else LEARNING_RATE
     return Rates(_noise(moved) if loss is cross_entropy else None, float(f"{learning:.2g}"))
+
+
+def _bends(moved: _Moved, loss: Loss, targets: Tensor | None) -> float:
+    """By how much the slope of a loss changes with each unit of an output, over many of them."""
+    if loss is cross_entropy or targets is None:
+        return _BOUNDED
+
+    outputs = moved.outputs[: len(targets)].detach()
+    way = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(2)).sign() * _FAR
+
+    def slope(outputs: Tensor) -> Tensor:
+        outputs = outputs.requires_grad_()
+        return torch.autograd.grad(loss(outputs, targets[: len(outputs)]).sum(), outputs)[0]
+
+    try:
+        bends = float((slope(outputs + way) - slope(outputs)).square().mean().sqrt()) / _FAR
+    except Exception:  # made-up targets that a loss of somebody's own does not take
+        bends = math.inf
+    return bends if math.isfinite(bends) else _SQUARED
 
 
 def _noise(moved: _Moved) -> float:
@@ -53,8 +78,11 @@ def _noise(moved: _Moved) -> float:
     return USUAL if moved(USUAL) > MOVED else _where(moved, MOVED, USUAL, MOST)
 
 
-def made_up(model: nn.Module, features: Any) -> Any:
-    """Random inputs of the shape of these: unit scale, or any token that the model knows."""
+def made_up(model: nn.Module, like: Samples) -> Samples:
+    """Random inputs of the shape of these: unit scale, or any token that the model knows.
+
+    Targets are zeros: of a loss only its curvature is asked for.
+    """
     rng = torch.Generator().manual_seed(0)
     words = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
 
@@ -64,7 +92,7 @@ def made_up(model: nn.Module, features: Any) -> Any:
             return torch.randn(shape, generator=rng).to(like.dtype)
         return torch.randint(min(words, default=1), shape, generator=rng).to(like.dtype)
 
-    return each(draw, features)
+    return each(draw, like[0]), like[1].new_zeros(_INPUTS, *like[1].shape[1:])
 
 
 class _Moved:
@@ -79,7 +107,8 @@ class _Moved:
             {n: torch.randn(w.shape, generator=rng) for n, w in self.weights.items()}
             for _ in range(_DRAWS)
         ]
-        self.known = isinstance(functional_call(self.model, self.weights, (self.inputs,)), Tensor)
+        self.outputs = functional_call(self.model, self.weights, (self.inputs,))
+        self.known = isinstance(self.outputs, Tensor)
         self.still = self._scores(self.weights) if self.known else torch.zeros(2)
         self.unit = max(1.0, float(self.still.std()))  # scores that begin large bear more
 
@@ -109,3 +138,5 @@ def _where(moved: _Moved, target: float, low: float, high: float) -> float:
 
 
 _INPUTS, _DRAWS, _LITTLE = 64, 2, 1e-4
+_FAR = 200.0
+_BOUNDED, _SQUARED = 1 / _FAR, 2.0  # of a slope between -1 and 1; of a squared loss

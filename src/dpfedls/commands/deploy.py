@@ -114,6 +114,17 @@ def local(
     finish(result, json)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def node(context: typer.Context) -> None:
+    """Be a SuperNode that keeps app and data loaded; its options are flower-supernode's."""
+    from dpfedls.flower import require_flower
+
+    require_flower()
+    from dpfedls.flower.node import run_node
+
+    raise typer.Exit(run_node(context.args))
+
+
 def _with_rates(recipe: Recipe) -> Recipe:
     """The recipe with the rates that it leaves to us, which need its model."""
     if recipe.server_rate != "auto":

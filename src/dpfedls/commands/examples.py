@@ -30,6 +30,8 @@ EXAMPLES = {
     "privacy total": "dpfedls privacy total runs/a runs/b",
     "deploy init": "dpfedls deploy init federation --recipe demo",
     "deploy local": "dpfedls deploy local demo --nodes 4",
+    "deploy node": "dpfedls deploy node --superlink server.example.org:8000 "
+    "--root-certificates ca.crt --auth-supernode-private-key node.key",
 }
 
 

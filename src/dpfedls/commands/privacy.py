@@ -212,7 +212,7 @@ def plan(
         "clients": clients,
         "epsilon": epsilon,
         "delta": row.plan.target_delta,
-        "people_needed": people_needed(epsilon, row),
+        "people_needed": people_needed(epsilon, row, delta),
     }
     answer(values, json, _plans(values))
 

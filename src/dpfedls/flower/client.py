@@ -55,9 +55,17 @@ def client_app(
     app = ClientApp()
     said = recipe.nodes or Nodes()
 
+    kept: dict[tuple[int, int], Node] = {}
+
     def node(context: Context) -> Node:
-        made = model if isinstance(model, nn.Module) else model()
-        return Node.of(recipe, made, people(context), loss)
+        """Made once in a process, as long as it is asked for the same node of the same run."""
+        key = (context.run_id, context.node_id)
+        if key not in kept:
+            made = model if isinstance(model, nn.Module) else model()
+            found = Node.of(recipe, made, people(context), loss)
+            kept.clear()
+            kept[key] = found
+        return kept[key]
 
     @app.query()
     def query(message: Message, context: Context) -> Message:

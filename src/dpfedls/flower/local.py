@@ -7,17 +7,20 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
+from cryptography.hazmat.primitives import serialization
 from torch import nn
 
 from dpfedls.errors import BudgetExhausted, InputError
@@ -34,6 +37,8 @@ from dpfedls.runs.record import Watch, summary
 from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
+_KEEPS = (sys.executable, "-m", "dpfedls", "deploy", "node")
+_NODE = _KEEPS if sys.platform == "linux" else ("flower-supernode",)
 _PATIENCE = 120.0  # seconds for a process to come up on a busy machine
 
 
@@ -114,11 +119,10 @@ def _run_app(
     is_free(folder)  # a file in its place is said before anything starts
     with Federation(place) as federation:
         federation.start_superlink()
-        for i in range(nodes):
-            federation.start_supernode(i, nodes)
         settings = _settings(folder, nodes, timeout)
         config = [f"{k}={msgspec.json.encode(v).decode()}" for k, v in settings.items()]
-        run = federation.run(app.resolve(), *config)
+        run = federation.run(app.resolve(), *config)  # it waits for its nodes
+        federation.start_supernodes(nodes)
         _follow(folder, run, federation, watch)
         return _outcome(folder, federation)
 
@@ -210,6 +214,11 @@ class Federation:
         home = self.place / "home-superlink"
         (home / "config.toml").write_text(config.format(self.place / "ca.crt"), encoding="utf-8")
 
+    def start_supernodes(self, nodes: int) -> None:
+        """All of them at once: most of it is importing."""
+        with ThreadPoolExecutor(nodes) as pool:
+            list(pool.map(lambda number: self.start_supernode(number, nodes), range(nodes)))
+
     def start_supernode(self, number: int, nodes: int, *, register: bool = True) -> None:
         """Make a node's key, register it with the SuperLink and start the node."""
         name = f"node-{number}"
@@ -217,12 +226,12 @@ class Federation:
         if not key.exists():
             write_node_key(key)
         if register and name not in self._registered:
-            self.flwr("supernode", "register", str(key.with_suffix(".pub")), "local")
+            self._register(key.with_suffix(".pub").read_text(encoding="utf-8"))
             self._registered.add(name)
         self._start(
             name,
             lambda port: [
-                *("flower-supernode", "--superlink", self.address),
+                *(*_NODE, "--superlink", self.address),
                 *("--root-certificates", "ca.crt", "--auth-supernode-private-key", key.name),
                 *("--host", "127.0.0.1", "--port", str(port)),
                 *("--node-config", f"partition-id={number} num-partitions={nodes}"),
@@ -235,19 +244,24 @@ class Federation:
         command = ["flwr", "run", str(app), "local", "--stream", *options]
         return self._spawn("run", command, "superlink")
 
-    def flwr(self, *arguments: str) -> str:
-        """Run one of Flower's own commands to its end."""
-        done = subprocess.run(
-            [_find("flwr"), *arguments],
-            env=self._environment("superlink"),
-            cwd=self.place,
-            capture_output=True,
-            text=True,
+    def _register(self, key: str) -> None:
+        """What ``flwr supernode register`` does, without a Python of its own for every node."""
+        import httpx
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        public = serialization.load_ssh_public_key(key.encode())
+        form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        trusted = ssl.create_default_context(cafile=self.place / "ca.crt")
+        done = httpx.post(
+            f"https://{self.address}/v1/control/register-node",
+            content=RegisterNodeRequest(public_key=public.public_bytes(*form)).SerializeToString(),
+            headers={"content-type": "application/protobuf", "accept": "application/protobuf"},
+            verify=trusted,
+            trust_env=False,  # no proxy on the way to this machine
             timeout=_PATIENCE,
         )
-        if done.returncode:
-            raise FederationFailed(f"flwr {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
-        return done.stdout
+        if done.status_code != 200:
+            raise FederationFailed(f"a node's key was not registered: {done.text:.200}")
 
     def check_superlink(self) -> None:
         """Raise if the SuperLink has gone."""
@@ -270,7 +284,7 @@ class Federation:
         """End everything: nodes first, politely, then by force, then whatever was left behind."""
         for process in reversed(self.processes.values()):
             process.terminate()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 2
         for process in self.processes.values():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -320,7 +334,7 @@ class Federation:
             "FLWR_HOME": str(where),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "OMP_NUM_THREADS": "1",  # all nodes share this machine
             "PATH": os.pathsep.join([str(_scripts()), os.environ.get("PATH", "")]),
             "NO_PROXY": "127.0.0.1,localhost",

@@ -8,6 +8,7 @@ watchman was killed as well, the next federation on this machine does it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import secrets
@@ -35,6 +36,13 @@ def watch_over(mark: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C and the end of a terminal are not for it
     )
+
+
+def die_with_parent(parent: int) -> None:
+    """Called by a process that was just forked: from now on the kernel ends it with its parent."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
 
 
 def marked(start: str) -> dict[int, str]:

@@ -19,13 +19,11 @@ from dpfedls.people.samples import (
     Samples,
     as_input,
     as_samples,
-    described,
     each,
-    joined,
-    kind,
     leaves,
     select,
 )
+from dpfedls.people.stacking import stacked
 from dpfedls.people.tables import dataset_columns, frame_columns
 
 
@@ -76,23 +74,12 @@ class ClientData:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[Any] | Mapping[Any, Any]) -> ClientData:
-        """One pair of features and targets a client, or a dict of them; sizes may be zero."""
-        parts = [as_samples(p, f"clients[{j}]") for j, p in enumerate(in_order(pairs))]
-        if not parts:
-            raise InputError(
-                "clients is empty; there is nobody to train on: give one (features, targets) "
-                "pair of tensors a person"
-            )
-        full = [j for j, (_, targets) in enumerate(parts) if len(targets)] or [0]
-        first, usual = full[0], kind(parts[full[0]])
-        for j in full:
-            if kind(parts[j]) != usual:
-                raise InputError(
-                    f"clients[{j}] has {described(parts[j])}, clients[{first}] "
-                    f"{described(parts[first])}; all clients train one model, so make them alike"
-                )
-        sizes = np.array([len(targets) for _, targets in parts], dtype=np.int64)
-        features, targets = (joined([parts[j][k] for j in full]) for k in (0, 1))
+        """One pair of features and targets a client, or a dict of them; sizes may be zero.
+
+        The pairs may come from a generator: they are not kept, so only one copy is in memory.
+        """
+        everyone = in_order(pairs) if isinstance(pairs, Mapping) else pairs
+        (features, targets), sizes = stacked(everyone)
         return cls(features, targets, np.cumsum(sizes) - sizes, sizes)
 
     @classmethod

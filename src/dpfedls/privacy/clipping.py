@@ -53,9 +53,10 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
 
     After a round whose noisy share of updates inside the ball was b, the norm becomes
     C · exp(−η_t · s), where s is b − quantile, scaled to run from −½ (nobody inside) to ½
-    (everybody), and η_t = (0.2 + 4 · 0.7^t) ÷ (1 + 4d²): large steps first, so that a start 100
+    (everybody), and η_t = (0.2 + 4 · 0.7^a) ÷ (1 + 4d²): large steps first, so that a start 100
     times too small or too large is mended within about ten rounds, and short ones where the share
-    is in doubt, d being the standard deviation of its noise.
+    is in doubt, d being the standard deviation of its noise. a counts the rounds less those that
+    the way from the start took: large steps go on until the norm arrives, were it at a million.
 
     Guarantees: update and indicator together have norm at most 1.01 · C, whatever the update is,
     so the pair costs what the update alone would cost with 1 % less noise.
@@ -87,7 +88,10 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         # A share is between 0 and 1; noise may say otherwise, and then means no more than that.
         away = min(max(inside, 0.0), 1.0) - self.quantile
         scaled = away / (2 * (1 - self.quantile) if away > 0 else 2 * self.quantile)
-        pace = (_PACE + _HASTE * _CALM**round_) / (1 + 4 * doubt**2)
+        sure = 1 / (1 + 4 * doubt**2)
+        # Rounds since it arrived: the way so far took some, at three fifths of the longest steps.
+        since = round_ - abs(math.log(norm / self.start)) / (0.3 * (_PACE + _HASTE) * sure)
+        pace = (_PACE + _HASTE * _CALM ** max(0.0, since)) * sure
         moved = norm * math.exp(-pace * scaled)
         return min(max(moved, _LEAST), _MOST)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
-from dpfedls.privacy.bounded import LOG, require_size
+from dpfedls.privacy.bounded import LOG, file_digest, require_size
 from dpfedls.privacy.ledger import Ledger, SqliteLedger
-from dpfedls.runs.checkpoint import Checkpoint
+from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.log import altered_line, log_heads
 from dpfedls.runs.record import RoundRecord
-from dpfedls.runs.seal import SEALED, STATEMENT
+from dpfedls.runs.seal import SEALED, STATEMENT, sealed_files
 from dpfedls.runs.verify import read_statement
 
 _AT_THE_END = ("model.safetensors", "report.html", STATEMENT)  # written once no round is left
@@ -44,6 +45,7 @@ def require_paid(
     account: Ledger,
     found: Checkpoint | None,
     rounds: Sequence[RoundRecord],
+    mode: str,
 ) -> list[str]:
     """Refuse whatever shows a round that was not paid for; the heads of the log."""
     paid = {entry.round for entry in ledger.entries}
@@ -72,7 +74,30 @@ def require_paid(
             "from a backup"
         )
     _require_finished(folder, ledger, account, paid)
+    if mode == "deployed":  # else the same noise again is the same release, and no harm
+        _require_newest(folder, ledger, 0 if found is None else found.round)
     return heads
+
+
+def _require_newest(folder: Path, ledger: SqliteLedger, held: int) -> None:
+    """Refuse a checkpoint of an earlier day: its later rounds would be released a second time.
+
+    A round is paid for once the checkpoint before it is on disk, so after any crash the checkpoint
+    holds all rounds but the last one paid for; and a sealed run has the checkpoint of its seal.
+    """
+    path, last = folder / FILE, max((payment.round for payment in ledger.payments), default=0)
+    backup = "restore the newest one from a backup, or start a new run in another folder"
+    if held < last:
+        raise InputError(
+            f"{path} holds {held} rounds, but it held {last} when round {last + 1} was paid for; "
+            f"going on from it would release, and pay for, rounds a second time: {backup}"
+        )
+    sealed = sealed_files(_stated(folder))
+    if str(FILE) in sealed and not (path.is_file() and file_digest(path) == sealed[str(FILE)]):
+        raise InputError(
+            f"{path} is not the checkpoint that {STATEMENT} was made from; the run has ended, and "
+            f"another model would be sealed: {backup}"
+        )
 
 
 def _altered_since(found: Checkpoint | None, heads: list[str]) -> int | None:
@@ -96,17 +121,16 @@ def _require_finished(folder: Path, ledger: SqliteLedger, account: Ledger, paid:
                 f"{folder / there[0]} was written at the end of a run, but this ledger has rounds "
                 f"left to pay for; going on would spend the same privacy twice: {_RESTORE}"
             )
-    if STATEMENT in there and _stated_head(folder) not in (None, *ledger.heads):
+    if _stated(folder).get("ledger_head", ledger.head) not in ledger.heads:
         raise InputError(
             f"{folder / STATEMENT} was made from another ledger; going on would spend the same "
             f"privacy twice: {_RESTORE}"
         )
 
 
-def _stated_head(folder: Path) -> str | None:
-    """None where the statement cannot be read: it is written again from what can be trusted."""
+def _stated(folder: Path) -> dict[str, Any]:
+    """Nothing where the statement cannot be read: it is written again from what can be trusted."""
     try:
-        head = read_statement(folder).get("ledger_head")
+        return read_statement(folder)
     except InputError:
-        return None
-    return str(head)
+        return {}

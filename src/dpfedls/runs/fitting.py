@@ -25,10 +25,10 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
         first = int(np.argmax(task.data.sizes > 0))
         samples = each(lambda values: values[:1], task.data.client(first))
         check_samples(task.model, samples, f"clients[{first}]", task.loss)
-        rates = rates_for(*known, shape_of=samples[0])
+        rates = rates_for(*known, samples=samples, public=False)
     else:
         check_samples(task.model, task.test, "test", task.loss)
-        rates = rates_for(*known, public=task.test[0])
+        rates = rates_for(*known, samples=task.test, public=True)
     local, why = recipe.local, {"server_rate": rates.why["server_rate"]}
     if "local" in recipe.chosen:
         local, why = msgspec.structs.replace(local, learning_rate=rates.learning), rates.why

@@ -47,7 +47,9 @@ class RunFolder:
         try:
             self._found = Checkpoint.load(folder) if (folder / FILE).is_file() else None
             self._rounds = read_rounds(folder)
-            self._heads = require_paid(folder, self.ledger, self.account, self._found, self._rounds)
+            self._heads = require_paid(
+                folder, self.ledger, self.account, self._found, self._rounds, recipe.mode
+            )
             _remove_temporary(folder)  # nobody else is at work here: the ledger is ours
         except BaseException:
             self.ledger.close()

@@ -36,6 +36,13 @@ def seal(folder: Path, facts: dict[str, Any]) -> None:
     write_whole(folder / STATEMENT, json.dumps(values, indent=2).encode())
 
 
+def sealed_files(stated: dict[str, Any]) -> dict[str, str]:
+    """The digests in a statement that is as it was written; none in an altered one."""
+    files = stated.get("files")
+    whole = isinstance(files, dict) and files.get(STATEMENT) == content_digest(stated)
+    return files if isinstance(files, dict) and whole else {}
+
+
 def content_digest(values: dict[str, Any]) -> str:
     """SHA-256 of a statement but for this digest itself; how it is laid out does not matter."""
     files = {name: digest for name, digest in values["files"].items() if name != STATEMENT}

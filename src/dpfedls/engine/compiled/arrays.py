@@ -25,6 +25,13 @@ def copy(x, y):
 
 
 @jit
+def add(x, y):
+    """``y += x``."""
+    for t in range(len(y)):
+        y[t] += x[t]
+
+
+@jit
 def transpose(matrix, out, rows, columns):
     """``out = matrixᵀ``."""
     for r in range(rows):
@@ -41,12 +48,28 @@ def add_transpose(matrix, out, rows, columns):
 
 
 @jit
-def descend(weights, gradient, centre, rate, keep):
-    """One step of SGD; the squared distance of the weights from the centre after it."""
-    square = ZERO
-    for t in range(len(weights)):
-        moved = keep * weights[t] - rate * gradient[t]
-        weights[t] = moved
-        away = moved - centre[t]
-        square += away * away
+def settle(weights):
+    """The weights themselves, in ``weights.values``."""
+    settle_part(weights, 0, weights.values)
+    return weights.values
+
+
+@jit
+def settle_part(weights, first, out):
+    """As many of the weights from the first on as ``out`` has room for."""
+    centre, moved, inside = weights.centre[first:], weights.moved[first:], weights.inside
+    for t in range(len(out)):
+        out[t] = centre[t] + inside * moved[t]
+
+
+@jit
+def descend(weights, first, gradient):
+    """One step of SGD of the weights from the first on; their squared distance from the centre."""
+    square, centre = ZERO, weights.centre[first:]
+    moved = weights.moved[first : first + len(gradient)]
+    scale, rate, lost = weights.keep * weights.inside, weights.rate, ONE - weights.keep
+    for t in range(len(gradient)):
+        now = scale * moved[t] - rate * gradient[t] - lost * centre[t]
+        moved[t] = now
+        square += now * now
     return square

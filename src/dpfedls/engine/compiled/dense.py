@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-from dpfedls.engine.compiled.arrays import ONCE, ZERO, descend, fill
-from dpfedls.engine.compiled.products import add_combinations, add_dots, rows_at
+from dpfedls.engine.compiled.arrays import ONCE, ONE, ZERO, descend, fill, settle_part
+from dpfedls.engine.compiled.products import combine_at, dots_at, rows_at
 
-_AT_ONCE = 2**14  # weights whose gradient is computed and used before the next: 64 KiB stay cached
+DEEPER = 4  # times as many rows at once backwards, where each lot reads and writes all of dx
 
 
 def linear(sizes, options, weights, x, y, kept, work):
-    """``y = x Wᵀ + b``, with or without ``b``."""
-    inputs, outputs = sizes[0], sizes[1]
-    count, bias = len(x) // inputs, weights.values[inputs * outputs :]
+    """``y = x Wᵀ + b``, with or without ``b``; W is put together a few rows at a time."""
+    inputs, outputs, many = sizes[0], sizes[1], sizes[2]
+    count, biases = len(x) // inputs, len(weights.centre) - inputs * outputs
+    bias, part = work.scratch[:biases], work.scratch[biases:]
+    settle_part(weights, inputs * outputs, bias)
     for s in range(count):
         for o in range(outputs):
             y[s * outputs + o] = bias[o] if len(bias) else ZERO
-    rows_at(work.starts, outputs, inputs)
-    add_dots(x, inputs, count, weights.values, work.starts, outputs, inputs, y, outputs)
+    rows_at(work.starts, many, inputs)
+    for first in range(0, outputs, many):
+        many = min(many, outputs - first)
+        settle_part(weights, first * inputs, part[: many * inputs])
+        dots_at(work.dots, x, inputs, count, part, work.starts, many, inputs, y[first:], outputs)
 
 
 def linear_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
-    """``dx = dy W``, ``dW = dyᵀ x``, ``db = Σ dy``; each part of dW is used before the next."""
-    inputs, outputs = sizes[0], sizes[1]
-    count, gradient, starts = len(x) // inputs, weights.gradient, work.starts
-    own, centre, square = weights.values, weights.centre, ZERO
-    if len(d_x):
-        fill(d_x, ZERO)
-        rows_at(starts, outputs, inputs)
-        add_combinations(d_y, outputs, ONCE, count, own, starts, outputs, inputs, d_x, inputs)
-    rows_at(starts, count, inputs)
-    many = max(1, _AT_ONCE // inputs)
-    for first in range(0, outputs, many):
-        many = min(many, outputs - first)
-        at, size = first * inputs, many * inputs
-        fill(gradient[:size], ZERO)
-        add_combinations(
-            d_y[first:], ONCE, outputs, many, x, starts, count, inputs, gradient, inputs
-        )
-        square += descend(own[at : at + size], gradient, centre[at:], weights.rate, weights.keep)
-    bias = inputs * outputs
-    fill(gradient[:outputs], ZERO)
-    for s in range(count):
+    """``dx = dy W``, ``dW = dyᵀ x``, ``db = Σ dy``; dW is never written, only the weights' step."""
+    inputs, outputs, part, starts = sizes[0], sizes[1], work.scratch, work.starts
+    count, bias = len(x) // inputs, inputs * outputs
+    gradient = weights.gradient[: len(weights.centre) - bias]
+    fill(gradient, ZERO)
+    for s in range(count if len(gradient) else 0):
         for o in range(outputs):
             gradient[o] += d_y[s * outputs + o]
-    return square + descend(own[bias:], gradient, centre[bias:], weights.rate, weights.keep)
+    if len(d_x):
+        many = DEEPER * sizes[2]
+        rows_at(starts, many, inputs)
+        for first in range(0, outputs, many):
+            many = min(many, outputs - first)
+            settle_part(weights, first * inputs, part[: many * inputs])
+            combine_at(
+                work.combine, d_y[first:], outputs, ONCE, count, part, starts, many, inputs, d_x,
+                inputs, ONE if first else ZERO,
+            )  # fmt: skip
+    moved, centre, scale = weights.moved, weights.centre, weights.keep * weights.inside
+    if weights.keep != ONE:  # weight decay
+        for t in range(bias):
+            moved[t] = scale * moved[t] - (ONE - weights.keep) * centre[t]
+        scale = ONE
+    for t in range(len(d_y)):
+        d_y[t] *= -weights.rate
+    rows_at(starts, count, inputs)
+    square = combine_at(
+        work.combine, d_y, ONCE, outputs, outputs, x, starts, count, inputs, moved, inputs, scale
+    )
+    return square + descend(weights, bias, gradient)

@@ -18,7 +18,10 @@ from dpfedls.engine.compiled import (
 )
 from dpfedls.engine.compiled.before import Before, with_bias
 from dpfedls.engine.compiled.program import Row
+from dpfedls.engine.compiled.registers import COLUMNS
 from dpfedls.engine.recurrence import LSTM, LastPosition
+
+_AT_ONCE = 2**12  # weights of a linear layer that are put together and used: 16 KiB stay cached
 
 
 def rows_of(layer: nn.Module, before: Before) -> tuple[list[Row], Before]:
@@ -41,6 +44,7 @@ def _linear(layer: nn.Linear, before: Before) -> list[Row]:
         before.refuse(layer, f"takes {inputs} inputs, but is given {shape} per sample")
     place, count = before.weights(layer, with_bias(layer, (outputs, inputs)))
     rows = before.batch * math.prod(shape[:-1])
+    together = max(1, _AT_ONCE // (COLUMNS * max(1, inputs))) * COLUMNS  # whole blocks of a product
     return [
         Row(
             dense.linear,
@@ -48,8 +52,9 @@ def _linear(layer: nn.Linear, before: Before) -> list[Row]:
             (*shape[:-1], outputs),
             place,
             count,
-            (inputs, outputs),
-            starts=max(outputs, rows),
+            (inputs, outputs, together),
+            scratch=outputs + inputs * together * dense.DEEPER,
+            starts=max(together * dense.DEEPER, rows),
         )
     ]
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from dpfedls.engine.compiled import images, patches, pooling
 from dpfedls.engine.compiled.before import Before, with_bias
-from dpfedls.engine.compiled.images import LANES
 from dpfedls.engine.compiled.program import Row
+from dpfedls.engine.compiled.registers import LANES
 
 
 def conv2d(layer: nn.Conv2d, before: Before) -> list[Row]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dpfedls.engine.compiled.arrays import ONCE, ZERO, copy, descend, fill
-from dpfedls.engine.compiled.products import add_combinations, add_dots
+from dpfedls.engine.compiled.arrays import ONCE, ONE, ZERO, copy, descend, fill, settle
+from dpfedls.engine.compiled.products import combine_at, dots_at
+from dpfedls.engine.compiled.registers import LANES
 from dpfedls.engine.jit import jit
-
-LANES = 16  # numbers in a processor's widest register: the rest of a row goes one by one
 
 
 def convolution(sizes, options, weights, x, y, kept, work):
@@ -21,7 +20,7 @@ def convolution(sizes, options, weights, x, y, kept, work):
     line, lines = width + 2 * pad_x, height + 2 * pad_y
     out_width, out_height = line - wide + 1, lines - tall + 1
     length, plane, taps = _whole((out_height - 1) * line + out_width), lines * line, tall * wide
-    own, long, area = weights.values, work.scratch, out_height * out_width
+    own, long, area = settle(weights), work.scratch, out_height * out_width
     bias = own[outputs * channels * taps :]
     _taps(work.starts, channels, tall, wide, line, plane)
     for s in range(len(x) // (channels * height * width)):
@@ -29,9 +28,9 @@ def convolution(sizes, options, weights, x, y, kept, work):
         _pad(x[s * channels * height * width :], padded, channels, height, width, pad_y, pad_x)
         for o in range(outputs):
             fill(long[o * length : (o + 1) * length], bias[o] if len(bias) else ZERO)
-        add_combinations(
-            own, channels * taps, ONCE, outputs, padded, work.starts, channels * taps, length,
-            long, length,
+        combine_at(
+            work.combine, own, channels * taps, ONCE, outputs, padded, work.starts,
+            channels * taps, length, long, length, ONE,
         )  # fmt: skip
         for o in range(outputs):
             _lines(long[o * length :], y[(s * outputs + o) * area :], out_height, out_width, line)
@@ -59,13 +58,13 @@ def convolution_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
                     total += image[t]
                 bias[o] += total
         padded = kept[s * (channels * plane + LANES) :]
-        add_dots(
-            long, length, outputs, padded, work.starts, channels * taps, length, gradient,
-            channels * taps,
+        dots_at(
+            work.dots, long, length, outputs, padded, work.starts, channels * taps, length,
+            gradient, channels * taps,
         )  # fmt: skip
     if len(d_x):
         _inputs(sizes, weights.values, d_y, d_x, work)
-    return descend(weights.values, gradient, weights.centre, weights.rate, weights.keep)
+    return descend(weights, 0, gradient)
 
 
 @jit
@@ -89,10 +88,9 @@ def _inputs(sizes, weights, d_y, d_x, work):
     _taps(work.starts, outputs, tall, wide, line, plane)
     for s in range(len(d_y) // (outputs * area)):
         _pad(d_y[s * outputs * area :], padded, outputs, out_height, out_width, rest_y, rest_x)
-        fill(long[: channels * length], ZERO)
-        add_combinations(
-            flipped, outputs * taps, ONCE, channels, padded, work.starts, outputs * taps, length,
-            long, length,
+        combine_at(
+            work.combine, flipped, outputs * taps, ONCE, channels, padded, work.starts,
+            outputs * taps, length, long, length, ZERO,
         )  # fmt: skip
         for c in range(channels):
             at = (s * channels + c) * height * width

@@ -10,14 +10,14 @@ import math
 
 import numpy as np
 
-from dpfedls.engine.compiled.arrays import ONE, ZERO, descend, fill
+from dpfedls.engine.compiled.arrays import ONE, ZERO, descend, fill, settle
 from dpfedls.engine.jit import jit
 
 
 def normalise(sizes, options, weights, x, y, kept, work):
     """``y = scale · (x − mean) / √(variance + ε) + shift``; keeps 1 / √…, and y before scaling."""
     size, parts, area = sizes[0], sizes[1], sizes[2]
-    groups, own, epsilon = len(x) // size, weights.values, options[0]
+    groups, own, epsilon = len(x) // size, settle(weights), options[0]
     shifts = own[parts:]
     normal = kept[groups : groups + len(x)]
     for g in range(groups):
@@ -54,7 +54,7 @@ def normalise_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
     for g in range(len(d_x) // size):
         at, to = g * size, (g + 1) * size
         _standardise_backward(scaled[at:to], normal[at:to], kept[g], d_x[at:to])
-    return descend(own, gradient, weights.centre, weights.rate, weights.keep)
+    return descend(weights, 0, gradient[: len(own)])
 
 
 @jit

@@ -6,8 +6,8 @@ made for one sample and one group of channels at a time, forwards and again back
 
 from __future__ import annotations
 
-from dpfedls.engine.compiled.arrays import ONCE, ZERO, descend, fill
-from dpfedls.engine.compiled.products import add_combinations, add_dots, rows_at
+from dpfedls.engine.compiled.arrays import ONCE, ONE, ZERO, descend, fill, settle
+from dpfedls.engine.compiled.products import combine_at, dots_at, rows_at
 from dpfedls.engine.jit import jit
 
 
@@ -15,7 +15,7 @@ def patch_convolution(sizes, options, weights, x, y, kept, work):
     """``y = W · patches + b``, for each sample and group."""
     channels, height, width, outputs, groups = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     area, rows = sizes[13] * sizes[14], channels // groups * sizes[5] * sizes[6]
-    own, each, inputs = weights.values, outputs // groups, channels // groups * height * width
+    own, each, inputs = settle(weights), outputs // groups, channels // groups * height * width
     bias, patches = own[outputs * rows :], work.scratch[: rows * area]
     rows_at(work.starts, rows, area)
     for s in range(len(x) // (channels * height * width)):
@@ -26,7 +26,10 @@ def patch_convolution(sizes, options, weights, x, y, kept, work):
                 shift = bias[g * each + o] if len(bias) else ZERO
                 fill(out[o * area : (o + 1) * area], shift)
             kernels = own[g * each * rows :]
-            add_combinations(kernels, rows, ONCE, each, patches, work.starts, rows, area, out, area)
+            combine_at(
+                work.combine, kernels, rows, ONCE, each, patches, work.starts, rows, area, out,
+                area, ONE,
+            )  # fmt: skip
 
 
 def patch_convolution_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
@@ -50,16 +53,16 @@ def patch_convolution_backward(sizes, options, weights, x, y, kept, d_y, d_x, wo
             _gather(x[at * inputs :], patches, sizes)
             rows_at(work.starts, rows, area)
             kernels = gradient[g * each * rows :]
-            add_dots(above, area, each, patches, work.starts, rows, area, kernels, rows)
+            dots_at(work.dots, above, area, each, patches, work.starts, rows, area, kernels, rows)
             if len(d_x):
-                fill(patches, ZERO)
                 rows_at(work.starts, each, area)
                 kernels = own[g * each * rows :]
-                add_combinations(
-                    kernels, ONCE, rows, rows, above, work.starts, each, area, patches, area
-                )
+                combine_at(
+                    work.combine, kernels, ONCE, rows, rows, above, work.starts, each, area,
+                    patches, area, ZERO,
+                )  # fmt: skip
                 _scatter(patches, d_x[at * inputs :], sizes)
-    return descend(own, gradient, weights.centre, weights.rate, weights.keep)
+    return descend(weights, 0, gradient)
 
 
 @jit

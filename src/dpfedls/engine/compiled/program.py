@@ -15,6 +15,7 @@ from dpfedls.engine.compiled import training
 from dpfedls.engine.compiled.activations import relu
 from dpfedls.engine.compiled.calls import BACKWARD, FORWARD
 from dpfedls.engine.compiled.pooling import max_pool
+from dpfedls.engine.compiled.products import COMBINE, DOTS, combine, dots
 from dpfedls.engine.jit import address_of
 
 
@@ -59,7 +60,10 @@ class Program:
             (address_of(row.forward, FORWARD), address_of(row.backward, BACKWARD))
             for row in self.rows
         ]
-        return training.Layers(np.array(calls, dtype=np.int64), self.table, self.options)
+        products = [address_of(combine, COMBINE), address_of(dots, DOTS)]
+        return training.Layers(
+            np.array(calls, dtype=np.int64), self.table, self.options, np.array(products)
+        )
 
 
 def assembled(

@@ -54,7 +54,7 @@ def lstm(layer: LSTM, before: Before) -> list[Row]:
                 kept=6 * hidden * positions,
                 scratch=4 * hidden * (wide + hidden + max(wide, hidden))
                 + 2 * before.batch * hidden,
-                starts=max(wide, hidden, positions * before.batch),
+                starts=max(4 * hidden, wide, positions * before.batch),
             )
         )
         place, wide = place + count, hidden

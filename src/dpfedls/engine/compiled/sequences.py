@@ -14,24 +14,26 @@ from dpfedls.engine.compiled.arrays import (
     ONE,
     TWO,
     ZERO,
+    add,
     add_transpose,
     copy,
     descend,
     fill,
+    settle,
     transpose,
 )
-from dpfedls.engine.compiled.products import add_combinations, add_dots, rows_at
+from dpfedls.engine.compiled.products import combine_at, rows_at
 from dpfedls.engine.jit import jit
 
 
 def embedding(sizes, options, weights, x, y, kept, work):
     """One row of the weights for each token; tokens are the integers with the bits of ``x``."""
     wide, positions = sizes[0], sizes[1]
-    tokens, count = x.view(np.int32), len(x) // positions
+    tokens, count, own = x.view(np.int32), len(x) // positions, settle(weights)
     for s in range(count):
         for t in range(positions):
             at, row = (t * count + s) * wide, np.int64(tokens[s * positions + t]) * wide
-            copy(weights.values[row : row + wide], y[at : at + wide])
+            copy(own[row : row + wide], y[at : at + wide])
 
 
 def embedding_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
@@ -45,7 +47,7 @@ def embedding_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
             at, row = (t * count + s) * wide, np.int64(tokens[s * positions + t]) * wide
             for k in range(wide):
                 gradient[row + k] += d_y[at + k]
-    return descend(weights.values, gradient, weights.centre, weights.rate, weights.keep)
+    return descend(weights, 0, gradient)
 
 
 def swap(sizes, options, weights, x, y, kept, work):
@@ -99,7 +101,7 @@ def lstm(sizes, options, weights, x, y, kept, work):
     wide = 4 * hidden
     rows = len(x) // inputs
     count = rows // positions
-    own, scratch, starts = weights.values, work.scratch, work.starts
+    own, scratch, starts = settle(weights), work.scratch, work.starts
     recurrent = wide * inputs
     bias = recurrent + wide * hidden
     by_input = scratch[: inputs * wide]
@@ -108,11 +110,15 @@ def lstm(sizes, options, weights, x, y, kept, work):
     transpose(own[recurrent:], by_state, wide, hidden)
     gates, cells = kept[: rows * wide], kept[rows * wide : rows * (wide + hidden)]
     squashed = kept[rows * (wide + hidden) : rows * (wide + 2 * hidden)]
+    both = scratch[(inputs + hidden) * wide :][:wide]
+    for k in range(wide):
+        both[k] = own[bias + k] + own[bias + wide + k]
     for r in range(rows):
-        for k in range(wide):
-            gates[r * wide + k] = own[bias + k] + own[bias + wide + k]
+        copy(both, gates[r * wide : (r + 1) * wide])
     rows_at(starts, inputs, wide)
-    add_combinations(x, inputs, ONCE, rows, by_input, starts, inputs, wide, gates, wide)
+    combine_at(
+        work.combine, x, inputs, ONCE, rows, by_input, starts, inputs, wide, gates, wide, ONE
+    )
     rows_at(starts, hidden, wide)
     for t in range(positions):
         here = gates[t * count * wide : (t + 1) * count * wide]
@@ -124,16 +130,20 @@ def lstm(sizes, options, weights, x, y, kept, work):
         )
         if t > 0:
             before = y[at - count * hidden : at]
-            add_combinations(
-                before, hidden, ONCE, count, by_state, starts, hidden, wide, here, wide
-            )
+            combine_at(
+                work.combine, before, hidden, ONCE, count, by_state, starts, hidden, wide, here,
+                wide, ONE,
+            )  # fmt: skip
         _activate(here, count, hidden)
         for s in range(count):
             i, f = here[s * wide : s * wide + hidden], here[s * wide + hidden :]
-            g = here[s * wide + 2 * hidden :]
+            g, now = here[s * wide + 2 * hidden :], cell[s * hidden : (s + 1) * hidden]
             for k in range(hidden):
-                old = cells[at - count * hidden + s * hidden + k] if t > 0 else ZERO
-                cell[s * hidden + k] = i[k] * g[k] + f[k] * old
+                now[k] = i[k] * g[k]
+            if t > 0:
+                old = cells[at + (s - count) * hidden :]
+                for k in range(hidden):
+                    now[k] += f[k] * old[k]
         for k in range(len(cell)):
             tanh_of[k] = TWO * logistic(TWO * cell[k]) - ONE
         for s in range(count):
@@ -155,16 +165,11 @@ def lstm_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
     bias = recurrent + wide * hidden
     gates, cells = kept[: rows * wide], kept[rows * wide : rows * (wide + hidden)]
     squashed = kept[rows * (wide + hidden) : rows * (wide + 2 * hidden)]
-    by_input = scratch[: inputs * wide]
-    by_state = scratch[inputs * wide : (inputs + hidden) * wide]
-    transpose(own, by_input, wide, inputs)
-    transpose(own[recurrent:], by_state, wide, hidden)
-    scratch = scratch[(inputs + hidden) * wide :]
     later, d_cell, scratch = scratch[:size], scratch[size : 2 * size], scratch[2 * size :]
     fill(gradient, ZERO)
     fill(later, ZERO)
     fill(d_cell, ZERO)
-    rows_at(starts, hidden, wide)
+    rows_at(starts, wide, hidden)
     for t in range(positions - 1, -1, -1):
         for s in range(count):
             at = (t * count + s) * hidden
@@ -176,32 +181,34 @@ def lstm_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
                 later[s * hidden : (s + 1) * hidden],
                 d_cell[s * hidden : (s + 1) * hidden],
             )
-        fill(later, ZERO)
         here = gates[t * count * wide : (t + 1) * count * wide]
-        add_dots(here, wide, count, by_state, starts, hidden, wide, later, hidden)
+        combine_at(
+            work.combine, here, wide, ONCE, count, own[recurrent:], starts, wide, hidden, later,
+            hidden, ZERO,
+        )  # fmt: skip
     if len(d_x):
-        fill(d_x, ZERO)
-        rows_at(starts, inputs, wide)
-        add_dots(gates, wide, rows, by_input, starts, inputs, wide, d_x, inputs)
+        rows_at(starts, wide, inputs)
+        combine_at(
+            work.combine, gates, wide, ONCE, rows, own, starts, wide, inputs, d_x, inputs, ZERO
+        )
     # Gates are long rows and inputs short ones, so the gradient of W is computed as its transpose.
     rows_at(starts, rows, wide)
     transposed = scratch[: inputs * wide]
-    fill(transposed, ZERO)
-    add_combinations(x, ONCE, inputs, inputs, gates, starts, rows, wide, transposed, wide)
+    combine_at(
+        work.combine, x, ONCE, inputs, inputs, gates, starts, rows, wide, transposed, wide, ZERO
+    )
     add_transpose(transposed, gradient, inputs, wide)
     transposed = scratch[: hidden * wide]
-    fill(transposed, ZERO)
     following = gates[count * wide :]  # each belongs to the state one position before it
-    add_combinations(
-        y, ONCE, hidden, hidden, following, starts, rows - count, wide, transposed, wide
-    )
+    combine_at(
+        work.combine, y, ONCE, hidden, hidden, following, starts, rows - count, wide, transposed,
+        wide, ZERO,
+    )  # fmt: skip
     add_transpose(transposed, gradient[recurrent:], hidden, wide)
     for r in range(rows):
-        for k in range(wide):
-            gradient[bias + k] += gates[r * wide + k]
-    for k in range(wide):
-        gradient[bias + wide + k] += gradient[bias + k]
-    return descend(own, gradient, weights.centre, weights.rate, weights.keep)
+        add(gates[r * wide : (r + 1) * wide], gradient[bias : bias + wide])
+    copy(gradient[bias : bias + wide], gradient[bias + wide :])
+    return descend(weights, 0, gradient)
 
 
 @jit

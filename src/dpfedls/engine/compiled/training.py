@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from dpfedls.engine.compiled.arrays import ONE, ZERO, copy
+from dpfedls.engine.compiled.arrays import ONE, ZERO, copy, fill
 from dpfedls.engine.compiled.calls import Weights, Work, backward_at, forward_at
 from dpfedls.engine.jit import jit
 
@@ -25,6 +25,7 @@ class Layers(NamedTuple):
     calls: np.ndarray  # addresses of a layer's two functions
     table: np.ndarray
     options: np.ndarray
+    products: np.ndarray  # addresses of ``combine`` and ``dots``
 
 
 class Samples(NamedTuple):
@@ -51,6 +52,7 @@ class Workspace(NamedTuple):
 
     centre: np.ndarray  # where the weights start
     weights: np.ndarray
+    moved: np.ndarray  # how far from the centre, see ``Weights``
     values: np.ndarray  # the batch, then what every layer computes and keeps
     above: np.ndarray  # the gradient of a layer's outputs,
     below: np.ndarray  # and of its inputs, which are the next layer's outputs: the two take turns
@@ -61,28 +63,25 @@ class Workspace(NamedTuple):
 
 
 def train(layers, samples, step, space):
-    """Train from the centre; what is left in ``space.weights`` is the update.
+    """Train from the centre; what is left in ``space.moved`` is the update.
 
     False where a token or a label is none that the model knows.
     """
-    centre, weights = space.centre, space.weights
-    copy(centre, weights)
+    moved, inside = space.moved, ONE
+    fill(moved, ZERO)
     last = layers.table[len(layers.table) - 1]
     for batch in samples.batches:
         count = gather(batch, samples, last[OUTPUTS], space)
         if count < 0:
             return False
-        forward(layers, count, step, space)
+        forward(layers, count, inside, step, space)
         at = count * last[AT_OUTPUT]
         scores = space.values[at : at + count * last[OUTPUTS]]
         loss_gradient(scores, space.targets[:count], space.above)
-        square = backward(layers, count, step, space)
-        if math.sqrt(square) > step.radius:
-            inside = np.float32(step.radius / math.sqrt(square))
-            for t in range(len(weights)):
-                weights[t] = centre[t] + inside * (weights[t] - centre[t])
-    for t in range(len(weights)):
-        weights[t] -= centre[t]
+        away = math.sqrt(backward(layers, count, inside, step, space))
+        inside = np.float32(step.radius / away) if away > step.radius else ONE
+    for t in range(len(moved)):
+        moved[t] *= inside
     return True
 
 
@@ -113,31 +112,31 @@ def gather(batch, samples, classes, space):
 
 
 @jit
-def forward(layers, count, step, space):
+def forward(layers, count, inside, step, space):
     """Every layer's outputs, and what it keeps for its backward pass."""
-    work = Work(space.scratch, space.starts)
+    work = Work(space.scratch, space.starts, layers.products[0], layers.products[1])
     for number in range(len(layers.table)):
         row = layers.table[number]
         x, y, kept = _values(row, count, space)
-        own = _weights(row, step, space)
+        own = _weights(row, inside, step, space)
         forward_at(
             layers.calls[number, 0], row[SIZES:], layers.options[number], own, x, y, kept, work
         )
 
 
 @jit
-def backward(layers, count, step, space):
+def backward(layers, count, inside, step, space):
     """From the gradient of the last outputs, in ``space.above``, to a step of every weight.
 
     Returns the squared distance of all weights from the centre. A gradient of weights is used where
     it is computed, and never exists as a whole. Layers before the first that trains are left out.
     """
-    square, work = ZERO, Work(space.scratch, space.starts)
+    square, work = ZERO, Work(space.scratch, space.starts, layers.products[0], layers.products[1])
     d_y, d_x = space.above, space.below
     for number in range(len(layers.table) - 1, -1, -1):
         row = layers.table[number]
         x, y, kept = _values(row, count, space)
-        own, wanted = _weights(row, step, space), row[WANTED]
+        own, wanted = _weights(row, inside, step, space), row[WANTED]
         square += backward_at(
             layers.calls[number, 1], row[SIZES:], layers.options[number], own, x, y, kept,
             d_y[: len(y)], d_x[: len(x) * wanted], work,
@@ -160,11 +159,11 @@ def _values(row, count, space):
 
 
 @jit
-def _weights(row, step, space):
+def _weights(row, inside, step, space):
     """A layer's own weights."""
     at, to = row[WEIGHT], row[WEIGHT] + row[WEIGHTS]
-    own, centre = space.weights[at:to], space.centre[at:to]
-    return Weights(own, centre, space.gradient, step.rate, step.keep)
+    own, centre, moved = space.weights[at:to], space.centre[at:to], space.moved[at:to]
+    return Weights(own, centre, moved, space.gradient, inside, step.rate, step.keep)
 
 
 @jit
@@ -192,10 +191,12 @@ def _array(kind: Any, dimensions: int) -> Any:
 
 
 _f32, _f64, _i64 = types.float32, types.float64, types.int64
-_LAYERS = types.NamedTuple((_array(_i64, 2), _array(_i64, 2), _array(_f32, 2)), Layers)
+_LAYERS = types.NamedTuple(
+    (_array(_i64, 2), _array(_i64, 2), _array(_f32, 2), _array(_i64, 1)), Layers
+)
 _SAMPLES = types.NamedTuple(
     (_array(_f32, 2), _array(_i64, 2), _array(_i64, 1), _array(_i64, 2), _i64, _i64), Samples
 )
 _STEP = types.NamedTuple((_f32, _f32, _f64), Step)
-_SPACE = types.NamedTuple((*(_array(_f32, 1),) * 7, *(_array(_i64, 1),) * 2), Workspace)
+_SPACE = types.NamedTuple((*(_array(_f32, 1),) * 8, *(_array(_i64, 1),) * 2), Workspace)
 TRAIN = types.boolean(_LAYERS, _SAMPLES, _STEP, _SPACE)

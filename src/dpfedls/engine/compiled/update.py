@@ -74,12 +74,14 @@ class CompiledUpdate:
         step = Step(np.float32(rate), keep, bound)
 
         def work() -> None:
+            space = self._workspace(len(params))
+            space.centre[:] = centre
             while True:
                 try:
                     place, client, batches = waiting.pop()  # the longest first
                 except IndexError:  # none is left
                     return
-                made[place] = self._train(centre, client, batches, step)
+                made[place] = self._train(client, batches, step, space)
 
         with one_torch_thread():
             others = [self.pool.submit(work) for _ in range(min(self.threads, len(clients)) - 1)]
@@ -91,17 +93,13 @@ class CompiledUpdate:
                 other.result()
         return updates
 
-    def _train(
-        self, params: np.ndarray, client: int, batches: np.ndarray, step: Step
-    ) -> np.ndarray:
-        space = self._workspace(len(params))
-        space.centre[:] = params
+    def _train(self, client: int, batches: np.ndarray, step: Step, space: Workspace) -> np.ndarray:
         if not self.train(self.layers, self._samples(client, batches), step, space):
             raise InputError(
                 f"client {client} has a label beyond the model's {self.program.classes} outputs, "
                 "or a token beyond its embedding; relabel, or widen the model"
             )
-        return space.weights
+        return space.moved
 
     def _samples(self, client: int, batches: np.ndarray) -> Samples:
         """What the client's batches need; places in them count from the start of its samples."""
@@ -127,6 +125,7 @@ class CompiledUpdate:
             program, batch = self.program, self.program.batch
             self.own.space = Workspace(
                 *_apart(
+                    ((dim,), np.float32),
                     ((dim,), np.float32),
                     ((dim,), np.float32),
                     ((batch * program.values,), np.float32),

@@ -36,13 +36,13 @@ def fixed_size_rdp(rate: float, noise_over_sensitivity: float, orders: Sequence[
         some = slice(1, last - 1)  # j = 3, …, last
         between = (even[j[some] // 2 - 1] + even[(j[some] + 1) // 2 - 1]) / 2
         logs[some] = np.minimum(logs[some], np.log(4) + between)
-    logs[0] = min(np.log(4) + _log_expm1(1 / s**2), logs[0])
+    logs[0] = min(np.log(4) + log_expm1(np.array(1 / s**2)), logs[0])
     logs += j * np.log(rate) + np.log1p(MARGIN)
     values = []
     for order in orders:
         k = j[: order - 1]
         chosen = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-        values.append(_log_one_plus(log_sum(logs[: order - 1] + chosen)) / (order - 1))
+        values.append(log_one_plus(log_sum(logs[: order - 1] + chosen)) / (order - 1))
     return np.array(values) * (1 + ROUNDED)
 
 
@@ -58,10 +58,11 @@ def log_moments(even: np.ndarray, s: float) -> Floats:
     return np.array([log_sum(n * size + density) for n in even])
 
 
-def _log_expm1(x: float) -> float:
-    return x + float(np.log(-np.expm1(-x)))
+def log_expm1(x: Floats) -> Floats:
+    """log(e^x - 1) for x > 0, without overflow."""
+    return x + np.log(-np.expm1(-x))
 
 
-def _log_one_plus(log_x: float) -> float:
+def log_one_plus(log_x: float) -> float:
     """log(1 + x), all digits for tiny x too."""
     return float(np.log1p(np.exp(log_x))) if log_x < 30 else float(np.logaddexp(0.0, log_x))

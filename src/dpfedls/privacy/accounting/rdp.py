@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfedls.privacy.accounting.fixed_rdp import fixed_size_rdp
+from dpfedls.privacy.accounting.poisson_rdp import poisson_rdp
 from dpfedls.privacy.accounting.spent import Spent
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.sampling import FixedSizeSampling
@@ -19,6 +20,8 @@ from dpfedls.sampling import FixedSizeSampling
 FRACTIONS = [1 + k / 10 for k in range(1, 100)]
 LARGE = [72, 80, 96, 112, 128, 160, 192, 224, 257, 320, 384, 448, 512, 768, 1024, 2048]
 ORDERS = np.array([*FRACTIONS, *range(11, 65), *LARGE])
+WHOLE = [*range(2, 65), *LARGE]
+TRUNCATED = 1e-11  # its series for fractional orders stops at e^-30 of a term, which ÷ 0.1 is 1e-12
 KNOTS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 160, 257, 384, 512, 1024, 2048]  # slower
 
 
@@ -64,21 +67,26 @@ def _rdp(event: RoundEvent, noise_over_sensitivity: float) -> NDArray[np.float64
 
     The RDP accountant of dp-accounting reads a multiplier as noise ÷ *sensitivity*, its PLD
     accountant as noise ÷ norm bound (google/differential-privacy issues 378 and 464): this is the
-    one place where we hand it a multiplier. Its bound for fixed-size cohorts loses digits, and all
-    of them from noise ÷ sensitivity = 1e8 on, where it says 0: that one is computed here.
+    one place where we hand it a multiplier. At large noise it loses digits: for fixed-size cohorts
+    it says 0 at last, for Poisson cohorts less than 0. Whole orders are computed here, and the
+    fractional ones of Poisson cohorts are charged for its truncated series.
     """
     import dp_accounting
 
     if isinstance(event.sampler, FixedSizeSampling):
-        # (α - 1)·ρ(α) is convex, 0 at α = 1: between orders a chord bounds it (their Corollary 10).
-        knots = np.array([0, *(order - 1 for order in KNOTS)])
-        found = fixed_size_rdp(event.rate, noise_over_sensitivity, KNOTS)
-        values = knots * np.array([0.0, *found])
-        return np.interp(ORDERS - 1, knots, values) / (ORDERS - 1)
+        return _by_chords(KNOTS, fixed_size_rdp(event.rate, noise_over_sensitivity, KNOTS))
     gaussian = dp_accounting.GaussianDpEvent(noise_over_sensitivity)
     poisson = dp_accounting.PoissonSampledDpEvent(event.rate, gaussian)
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    return _library_rdp(poisson, relation, ORDERS.tolist())
+    chords = _by_chords(WHOLE, poisson_rdp(event.rate, noise_over_sensitivity, WHOLE))
+    library = _library_rdp(poisson, relation, ORDERS.tolist()) + TRUNCATED
+    return np.where(np.isin(ORDERS, WHOLE), chords, np.minimum(chords, library))
+
+
+def _by_chords(orders: Sequence[int], found: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ρ at ORDERS from some: (α - 1)·ρ(α) is convex, 0 at α = 1, so no chord is below it."""
+    knots = np.array([0, *(order - 1 for order in orders)])
+    return np.interp(ORDERS - 1, knots, knots * np.array([0.0, *found])) / (ORDERS - 1)
 
 
 def _library_rdp(event: object, relation: object, orders: Sequence[float]) -> NDArray[np.float64]:

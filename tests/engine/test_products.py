@@ -1,0 +1,68 @@
+"""The two products of machine code against NumPy, for whole blocks and for what is left of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dpfedls.engine.compiled.products import (
+    COMBINE,
+    DOTS,
+    combine,
+    combine_at,
+    dots,
+    dots_at,
+)
+from dpfedls.engine.jit import address_of, jit
+
+HEIGHTS, DEPTHS, WIDTHS = (1, 5, 6, 13), (1, 7), (1, 8, 16, 63, 64, 131)
+
+
+@jit
+def _combined(address, a, a_row, a_column, m, b, starts, count, length, out, out_stride, scale):
+    return combine_at(
+        address, a, a_row, a_column, m, b, starts, count, length, out, out_stride, scale
+    )
+
+
+@jit
+def _dotted(address, a, a_stride, m, b, starts, n, length, out, out_stride):
+    dots_at(address, a, a_stride, m, b, starts, n, length, out, out_stride)
+
+
+def _matrix(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5])
+def test_combine(scale):
+    """Rows of b lie in any order, rows of the result apart; nothing between them is touched."""
+    address, scale = address_of(combine, COMBINE), np.float32(scale)
+    for m, count, length in itertools.product(HEIGHTS, DEPTHS, WIDTHS):
+        a, b = _matrix(count, m), _matrix(count, length)
+        starts = np.arange(count)[::-1] * length
+        before = _matrix(m, length + 3)
+        out = before.copy()
+        if not scale:
+            out[:, :length] = np.nan  # forgotten
+        square = _combined(
+            address, a.ravel(), 1, m, m, b.ravel(), starts, count, length, out.ravel(), length + 3,
+            scale,
+        )  # fmt: skip
+        expected = scale * before[:, :length] + a.T @ b[::-1]
+        np.testing.assert_allclose(out[:, :length], expected, atol=1e-5)
+        np.testing.assert_array_equal(out[:, length:], before[:, length:])
+        np.testing.assert_allclose(square, (expected**2).sum(), rtol=1e-5)
+
+
+def test_dots():
+    address = address_of(dots, DOTS)
+    for m, n, length in itertools.product(HEIGHTS, (1, 4, 7), (*WIDTHS, 1024)):
+        a, b, before = _matrix(m, length), _matrix(n, length), _matrix(m, n + 2)
+        out = before.copy()
+        starts = np.arange(n)[::-1] * length
+        _dotted(address, a.ravel(), length, m, b.ravel(), starts, n, length, out.ravel(), n + 2)
+        np.testing.assert_allclose(out[:, :n], before[:, :n] + a @ b[::-1].T, atol=1e-3)
+        np.testing.assert_array_equal(out[:, n:], before[:, n:])
