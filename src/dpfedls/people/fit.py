@@ -19,20 +19,10 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
     """Try the model and the loss on two samples; how many classes there are for cross-entropy."""
     features = each(lambda values: as_input(values[:2]).cpu(), samples[0])
     targets = as_input(samples[1][:2]).cpu()
-    shapes = ", ".join(str(tuple(v.shape[1:])) for v in leaves(features))
     try:
         outputs = _constant_outputs(model, features)
     except _Failed as failed:
-        whole = [v for v in leaves(features) if _is_whole(v)]
-        if whole and _runs(model, each(Tensor.float, features)):
-            raise InputError(
-                f"{where} has features of {whole[0].dtype}, but the model needs floats; convert "
-                "them with x.float()"
-            ) from failed
-        raise InputError(
-            f"the model cannot be fed a sample of {where}, of shape {shapes}: {failed}; make model "
-            "and features fit"
-        ) from failed
+        raise InputError(_cannot_be_fed(model, features, where, failed)) from failed
     if loss is not cross_entropy:
         try:
             loss(outputs, targets)
@@ -46,7 +36,7 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
     if targets.is_floating_point() or targets.dim() != 1:
         raise InputError(
             f"{where} has targets of {targets.dtype} and {targets.dim()} dimensions; cross-entropy "
-            "needs one integer label a sample: use y.long(), or pass loss=…"
+            "needs one integer label a sample: use y.long() or y.astype(int), or pass loss=…"
         )
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(targets):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -183,3 +173,22 @@ def _range(module: nn.Module) -> str:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+def _cannot_be_fed(model: nn.Module, features: Features, where: str, failed: _Failed) -> str:
+    """What to say; of whole numbers first whether floats would do."""
+    if any(map(_is_whole, leaves(features))):
+        try:
+            _constant_outputs(model, each(Tensor.float, features))
+        except _Failed as as_floats:  # says more
+            failed = as_floats
+        else:
+            return (
+                f"{where} has features of whole numbers, but the model needs floats; convert them "
+                'with x.float(), an array with x.astype("float32")'
+            )
+    shapes = ", ".join(str(tuple(v.shape[1:])) for v in leaves(features))
+    return (
+        f"the model cannot be fed a sample of {where}, of shape {shapes}: {failed}; make model and "
+        "features fit"
+    )

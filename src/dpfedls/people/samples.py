@@ -88,6 +88,8 @@ def _tensor(values: Any, where: str) -> Tensor:
     try:
         if not isinstance(values, Tensor):
             array = np.asarray(values)
+            if array.dtype.kind in "SU":
+                raise TypeError("they are text: number what it stands for, 0, 1, …")
             if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
                 array = array.astype(array.dtype.newbyteorder("="), order="C")
             with (

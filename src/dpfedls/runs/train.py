@@ -132,6 +132,11 @@ def asked(
     **settings: Any,
 ) -> tuple[Recipe, Task, AnyCallable]:
     """What ``train`` is asked for as recipe, task and denoiser; ``settings`` are the recipe's."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model is {own.name_of(model)}, not a torch.nn.Module; give an instance, such as "
+            "torch.nn.Linear(64, 10)"
+        )
     data = people(clients)
     if local is not None and not isinstance(local, LocalSGD):
         raise InputError(
