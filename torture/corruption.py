@@ -52,7 +52,7 @@ def corruption(cases: int, seed: int) -> Outcome:
             how = damage(copy, original, rng)
             found.add(f"{original.folder.name}: {how}", _problems(copy, original))
             shutil.rmtree(copy)
-    found.note = f"{bits:,} flips and cuts; the rest zeroed, swapped, of an earlier day or removed; in copies"
+    found.note = f"{bits:,} flips and cuts; the rest zeroed, swapped, of an earlier day or removed"
     return found
 
 
