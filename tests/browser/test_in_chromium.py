@@ -90,7 +90,7 @@ def test_sliders_move_the_numbers(visit, planner):
         name: page.locator(f"#{name}").text_content()
         for name in ("epsilon", "waste", "turns", "work", "noise-average", "known", "people")
     }
-    assert page.locator("#recorded tr").count() == 3
+    assert page.locator("#recorded tr").count() >= 3
     assert "None of them had about as many people" in page.locator("#recorded-note").text_content()
     page.locator("#noise-slider").focus()
     for _ in range(30):
