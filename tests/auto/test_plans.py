@@ -37,7 +37,7 @@ def test_nothing_cheaper_would_have_been_good_enough(people, epsilon):
 
 def test_many_people_do_not_all_have_to_work():
     row = choose_plan(candidates(100_000, 2.0))
-    assert row.plan.expected_cohort <= 200
+    assert row.client_rounds == pytest.approx(100_000)  # once each in the mean
     assert row.waste > ENOUGH  # and nobody notices, since the noise is spread over so many
 
 

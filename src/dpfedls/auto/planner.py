@@ -4,7 +4,9 @@ A run's noise is measured against what it moves: z ÷ (rate · √rounds), the n
 person's whole contribution. No plan goes below that of one release of everybody's at the same
 (ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
 clients work. With many people there is so little noise that the server rate is at its limit anyway;
-then a plan is good enough whatever its waste.
+then a plan is good enough whatever its waste, if everybody trains once in the mean: what nobody is
+asked for is not learned (100,000 people with one sample each, ε = 1: 20,000 trainings reach 68.9 %,
+100,000 reach 70.3 %).
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Row(NamedTuple):
     @property
     def enough(self) -> bool:
         """Whether less noise would hardly help."""
-        return self.waste <= ENOUGH or noise_gathered("linear", self.plan, 1.0) <= QUIET
+        quiet = noise_gathered("linear", self.plan, 1.0) <= QUIET
+        return self.waste <= ENOUGH or (quiet and self.client_rounds >= self.plan.num_clients - 0.5)
 
 
 def candidates(
