@@ -8,6 +8,7 @@ from torch import nn
 
 import dpfedls
 from dpfedls.runs import recipe as recipes
+from dpfedls.runs.train import asked
 from dpfedls.stepping import NoiseRate
 
 RNG = torch.Generator().manual_seed(0)
@@ -25,13 +26,25 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_regression_is_learned_in_any_unit():
-    clients, test = people(1000.0)
+    clients, test = people(1e6)
     torch.manual_seed(0)
     result = dpfedls.train(
         model=nn.Linear(12, 1), clients=clients, epsilon=4.0, test=test, loss=squared
     )
     assert result.loss is not None
     assert result.loss < 0.1 * float(test[1].square().mean())
+
+
+def test_a_falling_rate_starts_at_twice_a_constant_one():
+    """So that it goes as far; noise may ask for less."""
+    x, y = torch.randn(3000, 1, 12, generator=RNG), torch.zeros(3000, 1, dtype=torch.long)
+    given = {"model": nn.Linear(12, 3), "clients": list(zip(x, y, strict=True)), "epsilon": 8.0}
+    for schedule, most in (("linear", 2.0), ("constant", 1.0)):
+        recipe, _, _ = asked(**given, schedule=schedule)
+        assert isinstance(recipe.server_rate, NoiseRate)
+        assert recipe.server_rate.at_most == most
+        recipe, _, _ = asked(**given, schedule=schedule, loss=lambda o, t: (o[:, 0] - t).square())
+        assert recipe.server_rate == most
 
 
 def test_what_is_given_stays_and_what_is_chosen_has_its_reason(tmp_path):

@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from torch import nn
 
-from dpfedls.auto.planner import ENOUGH, MANY, ROUNDS, candidates, choose_plan, people_needed
+from dpfedls.auto.planner import (
+    ENOUGH,
+    MANY,
+    MOST_RATE,
+    ROUNDS,
+    candidates,
+    choose_plan,
+    people_needed,
+)
 from dpfedls.auto.rate import IN_CLIP_NORMS, LEARNING_RATE, made_up, rates_on
 from dpfedls.denoisers.adaptive import AdaptiveSmoothing
 from dpfedls.errors import InputError
@@ -45,7 +53,7 @@ def plan_for(
     plan = row.plan
     over = f"{100 * (row.waste - 1):.0f} % above the least possible at this ε"
     if row.waste > ENOUGH and row.enough:
-        over = "so little that more people a round would not be noticed"
+        over = "so little that less would not be noticed"
     each = row.client_rounds / num_clients
     return plan, {
         "plan.rounds": f"{plan.rounds}: with {plan.expected_cohort:g} people a round the cheapest "
@@ -79,19 +87,20 @@ def rates_for(
     """
     inputs, targets = samples if public else made_up(model, samples)
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
+    most = MOST_RATE if schedule == "linear" else 1.0
     source = "the test inputs" if public else "random inputs of unit scale"
     if rates.noise is None:
         gathered = noise_gathered(schedule, plan, 1.0)
-        server: ServerRate = min(1.0, IN_CLIP_NORMS / gathered) if gathered else 1.0
+        server: ServerRate = min(most, IN_CLIP_NORMS / gathered) if gathered else most
         said = f"every weight gathers noise of {IN_CLIP_NORMS:g} clip norms in the whole run"
     else:
-        server = NoiseRate(noise=rates.noise)
+        server = NoiseRate(noise=rates.noise, at_most=most)
         said = f"every weight gathers noise of {rates.noise:.2g}, what the model bears on {source}"
     return Fitted(
         server,
         rates.learning,
         {
-            "server_rate": f"so large that {said}; but at most 1",
+            "server_rate": f"so large that {said}; but at most {most:g}",
             "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
             "the clip norm follows their length",
         },

@@ -3,9 +3,8 @@
 A run's noise is measured against what it moves: z ÷ (rate · √rounds), the noise that is left in a
 person's whole contribution. No plan goes below that of one release of everybody's at the same
 (ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
-clients work. With many people there is so little noise that the server rate is at its limit anyway;
-then a plan is good enough whatever its waste. Between the two, where a rate of 1 gathers less than
-half of the noise that a model bears, rounds are short and not noise: the fewest are too few.
+clients work. With many people there is so little noise that the server rate is at its limit anyway:
+then rounds are short and not noise, so the plan is the cheapest with the most rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dpfedls.sampling import PoissonSampling
 from dpfedls.stepping import noise_gathered
 
 ENOUGH = 1.1
-QUIET = USUAL / 4  # noise that nobody notices, for clip norms of the usual size
+MOST_RATE = 2.0  # where a server rate that falls to zero may start, to go as far as a constant 1
 ROUNDS = (100, 200, 400)
 HOPELESS = 25  # a server rate of less than one part in so many
 MANY = 10**6
@@ -34,7 +33,7 @@ class Row(NamedTuple):
 
     plan: PrivacyPlan
     waste: float
-    fewest: bool = False  # rounds, of those that could be had
+    most_rounds: bool  # of those that could be had
 
     @property
     def client_rounds(self) -> float:
@@ -44,9 +43,8 @@ class Row(NamedTuple):
     @property
     def enough(self) -> bool:
         """Whether neither less noise nor, where there is little, more rounds would help much."""
-        gathered = noise_gathered("linear", self.plan, 1.0)
-        short = self.fewest and gathered < USUAL / 2
-        return gathered <= QUIET or (self.waste <= ENOUGH and not short)
+        little = MOST_RATE * noise_gathered("linear", self.plan, 1.0) <= USUAL
+        return self.most_rounds if little else self.waste <= ENOUGH
 
 
 def candidates(
@@ -75,7 +73,7 @@ def candidates(
     ):
         plan = _plan(num_clients, cohort, count, delta).calibrated(epsilon)
         waste = plan.noise / (cohort / num_clients * math.sqrt(count)) / least
-        yield Row(plan, waste, fewest=count < max(counts) and count == min(counts))
+        yield Row(plan, waste, count == max(counts))
 
 
 def choose_plan(rows: Iterator[Row]) -> Row:
