@@ -26,7 +26,7 @@ from torture.hostile_nodes import CLIENT, SERVER, acts
 from torture.outcome import Outcome
 
 _ROOT = Path(__file__).parents[1]
-_LIMIT = 240.0  # seconds after which a run counts as hanging
+_LIMIT = 900.0  # seconds after which a run counts as hanging
 _FORK = multiprocessing.get_context("fork")
 _WATCH = f"""
 import sys
@@ -198,8 +198,8 @@ class _Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether Flower has ended it."""
-        return self._process.poll() is not None
+        """Whether Flower has ended it, and the server has left its folder."""
+        return self._process.poll() is not None and not _serverapps(self.federation)
 
     def wait_for(self, rounds: int) -> None:
         """Until so many rounds are released, or it is over."""
@@ -209,7 +209,7 @@ class _Run:
         """Go on to the end, if it was killed."""
         if self._process.wait() < 0:
             self.start()
-        _wait(lambda: self.is_over)
+            _wait(lambda: self.is_over)
 
     def problems(self) -> list[str]:
         """Of the folder as it is now."""
