@@ -14,7 +14,8 @@ setup: .venv/installed  ## create .venv and install the package with what demo a
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.3"
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements.lock
-	$(PIP) --no-build-isolation --editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation \
+		--editable ".[attack,demo,digits,flower,report,secure,svhn]" --group dev
 	@touch $@
 
 lock:  ## requirements.lock made anew, after a change of pyproject.toml or constraints.txt
@@ -69,9 +70,10 @@ dist: setup  ## wheel and sdist, each installed in a bare environment and tried
 results-check: setup  ## a cheap cell of each table made again and compared with docs/results (needs DPFEDLS_DATA)
 	$(BIN)/python -m dpfedls.paper.check docs/results
 
-bench: setup  ## speed beside pfl, Flower and plain torch, in about 20 minutes; then how ours grows
+bench: setup  ## speed beside pfl, Flower and plain torch, then how ours grows; writes the table of docs/performance.md
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/page.py
 
 torture: setup  ## what the system withstands, in about half an hour; SCALE=0.1 tries a tenth of the cases
 	$(BIN)/python -m torture --scale $(or $(SCALE),1) $(KINDS)

@@ -6,7 +6,7 @@
 
 Every run is a line of docs/results/foreign.jsonl: stop it and go on at will. Tuning by hand begins
 where ε alone does and changes one setting after another, with at most twice the rounds, people and
-local steps; what is best on the validation samples of seed 0 is shown, on the test samples of all.
+local steps. What is best on the validation samples of seed 0 is shown, on all seeds' test samples.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import bench  # noqa: E402
+import page  # noqa: E402
 from runners import logistic, loop, models, ours  # noqa: E402
 from workloads import WORKLOADS, Workload, draw  # noqa: E402
 
@@ -62,7 +64,7 @@ def test_logistic_regression_written_out_is_what_autograd_does():
     assert float((flat.weights - centre).norm()) == pytest.approx(workload.clip_norm, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lstm"])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lstm", "resnet-8", "gru"])
 def test_the_peers_models_are_ours(name):
     theirs, mine = models.make_model(name), ours.our_model(name)
     assert Layout.of(theirs) == Layout.of(mine)
@@ -108,3 +110,31 @@ def test_the_table_shows_each_system_at_its_best_setting():
         ("pfl", "d", 12.0),
     ]
     assert [line["times_ours"] for line in lines] == [1.0, 4.0]
+
+
+def test_the_page_gets_the_table_of_the_kept_run_and_keeps_its_words(tmp_path, monkeypatch):
+    def line(system, seconds, ratio):
+        named = {"workload": "mlp", "system": system, "setting": "2 processes"}
+        return named | {"round": seconds, "times_ours": ratio}
+
+    machine = {"cpu": "x", "cores": 2, "torch": "2", "commit": "0123456789", "load_before": 0.0}
+    kept = {
+        "workloads": {"mlp": {}},
+        "repetitions": 3,
+        "machine": machine,
+        "summary": [line(bench.OURS, 0.005, 1.0), line("pfl", 0.1234, 24.68)],
+    }
+    (tmp_path / "cpu.json").write_text(json.dumps(kept))
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "cpu.json")
+    written = tmp_path / "page.md"
+    written.write_text(f"before\n{page.BEGIN}\nstale\n{page.END}\nafter\n")
+    page.main(written)
+    page.main(written)  # again, on what it wrote itself
+    text = written.read_text()
+    assert (text[:7], text[-7:]) == ("before\n", "\nafter\n")
+    assert "stale" not in text
+    assert "| mlp | 5.0 ms (2 processes) | **24.7×** (123 ms) | – | – |" in text
+    (tmp_path / "bare.md").write_text("no marks")
+    with pytest.raises(SystemExit, match="put them where the table goes"):
+        page.main(tmp_path / "bare.md")
+    assert page.BEGIN in page.PAGE.read_text("utf-8")

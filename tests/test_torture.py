@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-from torture import folders, invariants, page  # noqa: E402
+from torture import folders, invariants, page, places  # noqa: E402
 from torture.outcome import Outcome  # noqa: E402
-from torture.plan import KINDS  # noqa: E402
+from torture.together import together  # noqa: E402
 
 from dpfedls.runs import recipe as recipes  # noqa: E402
 from dpfedls.runs import simulate as runs  # noqa: E402
@@ -67,6 +69,43 @@ def test_noise_before_payment_and_a_key_used_twice_are_seen(two_runs, tmp_path):
         "noise was drawn 4 times for 3 payments",
         "a key of the noise was used twice",
     ]
+
+
+def test_whoever_is_killed_takes_its_children_along():
+    """A killed torture leaves no process behind: here a child that would sleep for ten minutes."""
+    code = (
+        "import os, signal, time\n"
+        "from torture.process import start\n"
+        "print(start(lambda: time.sleep(600)), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    # The child holds the other end of the pipe, which is read until all ends are closed.
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, check=False, timeout=60)
+    assert done.stdout.strip().isdigit()
+
+
+def test_folders_of_those_who_are_no_more_are_removed(tmp_path):
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    (tmp_path / f"torture-{ended.pid}").mkdir()
+    (tmp_path / f"torture-{os.getppid()}").mkdir()
+    assert places.own(tmp_path).is_dir()
+    left = {int(path.name.removeprefix("torture-")) for path in tmp_path.iterdir()}
+    assert left == {os.getppid(), os.getpid()}
+
+
+def test_a_kind_that_dies_is_a_violation(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def work(name):
+        if name == "dies":
+            os._exit(1)
+        return Outcome(2, [], "well")
+
+    found = dict(together(["dies", "lives"], work, 2))
+    assert found["dies"].violations == ["it died: no outcome was written"]
+    assert (found["lives"].cases, found["lives"].violations) == (2, [])
 
 
 def test_the_page_keeps_the_rows_of_kinds_that_were_not_run(tmp_path):

@@ -31,7 +31,7 @@ def main() -> int:
     unknown = set(asked.kinds) - plan.KINDS.keys()
     if unknown:
         words.error(f"unknown kind {min(unknown)!r}; known: {', '.join(plan.KINDS)}")
-    names = asked.kinds or list(plan.KINDS)
+    names, begun = asked.kinds or list(plan.KINDS), time.monotonic()
     outcomes: dict[str, Outcome] = {}
     with plan.prepared():
         for some, at_once in plan.order(names):
@@ -41,6 +41,7 @@ def main() -> int:
                 if asked.write:
                     page.rewrite(asked.write, {name: found})
     outcomes = {name: outcomes[name] for name in names}
+    print(f"{(time.monotonic() - begun) / 60:.1f} minutes in all", file=sys.stderr)
     if asked.json:
         print(json.dumps({name: vars(found) for name, found in outcomes.items()}))
     else:

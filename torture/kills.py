@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ def kills(cases: int, seed: int) -> Outcome:
             while found.cases < target:
                 folder = Path(place) / f"{mode}-{runs}"
                 _kill_until_done(found, rng, folder, mode, whole, seconds)
+                shutil.rmtree(folder)
                 runs += 1
     found.note += f" ({runs} runs)"
     return found

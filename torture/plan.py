@@ -27,9 +27,9 @@ from torture.security import security
 from torture.soak import soak
 
 KINDS: dict[str, tuple[Kind, int]] = {
+    "corruption": (corruption, 3_400),  # the longest first; three in five are flips and cuts
     "kill": (kills, 300),
     "failpoint": (failpoints, 400),
-    "corruption": (corruption, 2_000),
     "disk": (disk, 200),
     "power": (power, 300),
     "fuzz": (fuzz, 30_000),

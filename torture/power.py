@@ -88,7 +88,7 @@ def power(cases: int, seed: int) -> Outcome:
         return Outcome(note="not tried: no C compiler here")
     found, rng = Outcome(note="disks as a power cut may leave them"), random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
-        for mode in folders.MODES:
+        for mode in folders.MODES[-cases:]:  # a single case is a deployed one
             whole = Path(place) / mode / "run"
             steps = _written_down(whole, mode)
             for i in range(max(1, cases // 2)):

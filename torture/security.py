@@ -39,8 +39,8 @@ def security(cases: int, seed: int) -> Outcome:
         run = Path(name) / "run"
         watch_noise(Path(name) / "noise")
         forked(folders.started(run, "deployed", 2))
-        cheap = (_strings, _tables, _rights, _source, _pinned)
-        dear = (_pages, _paths, _headers, _pictures, _own_code, _network)
+        cheap = (_tables, _rights, _source, _pinned)
+        dear = (_strings, _pages, _paths, _headers, _pictures, _own_code, _network)
         for look in (*cheap, *dear) if cases > 1 else cheap:
             tried.append((look.__doc__ or "").split(":")[0].lower())
             for case, problem in look(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,19 @@ from dpfedls.server import Server, ServerState
 from dpfedls.simulation import Simulation
 from dpfedls.tasks import models
 from runners.measure import Rounds, parser
-from runners.models import CharacterGRU, Transformer, gelu_mlp, make_model, resnet8
+from runners.models import Transformer, gelu_mlp, make_model, resnet8
+
+
+def _character_gru() -> nn.Module:
+    return nn.Sequential(
+        OrderedDict(
+            embedding=nn.Embedding(80, 8),
+            gru=models.GRU(8, 64),
+            last=models.LastPosition(),
+            output=nn.Linear(64, 80),
+        )
+    )
+
 
 _MAKERS = {
     "logistic": lambda: models.logistic_regression(784, 10),
@@ -29,7 +42,7 @@ _MAKERS = {
     "gelu-mlp": gelu_mlp,
     "resnet-8": lambda: resnet8(models.Residual),
     "transformer": Transformer,
-    "gru": CharacterGRU,
+    "gru": _character_gru,
 }
 
 

@@ -29,7 +29,15 @@ from dpfedls.local_sgd import LocalSGD, LoopedUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import Loss, cross_entropy
-from dpfedls.tasks.models import LSTM, LastPosition, Residual, Standardise, character_lstm, cnn
+from dpfedls.tasks.models import (
+    GRU,
+    LSTM,
+    LastPosition,
+    Residual,
+    Standardise,
+    character_lstm,
+    cnn,
+)
 
 SIZES = np.array([7, 1, 0, 12, 7, 5])  # batches of 5: short ones, a lone sample, nobody's
 CLIP = 0.4
@@ -186,6 +194,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "the paper's network, thin": (
         lambda: nn.Sequential(*cnn(1 / 16)[:-1], nn.Linear(12, 3)),
         _pixels(3, 32, 32),
+    ),
+    "GRU of two layers": (
+        lambda: nn.Sequential(nn.Embedding(5, 3), GRU(3, 20, 2), LastPosition(), nn.Linear(20, 3)),
+        _letters(5, 6),
+    ),
+    "numbers through a GRU, all positions used": (
+        lambda: nn.Sequential(GRU(4, 5), nn.Flatten(), nn.Linear(15, 3)),
+        _pixels(3, 4),
     ),
     "LSTM": (
         lambda: nn.Sequential(nn.Embedding(5, 3), LSTM(3, 4), LastPosition(), nn.Linear(4, 3)),

@@ -22,7 +22,7 @@ from dpfedls.engine import Engine, choose
 from dpfedls.local_sgd import LoopedUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.losses import cross_entropy
-from dpfedls.tasks.models import character_lstm, cnn
+from dpfedls.tasks.models import GRU, LastPosition, character_lstm, cnn
 
 SIZES = np.array([7, 1, 0, 12, 5, 4])  # batches of 4: short ones, a lone sample, none, whole ones
 EVERYONE, RADIUS, TOKENS, CLASSES = np.arange(len(SIZES)), 0.5, 5, 3
@@ -242,6 +242,12 @@ CASES = {
     "transformer": Case(lambda: Transformer(causal=False), tokens(9), "vmapped"),
     "causal transformer": Case(lambda: Transformer(causal=True), tokens(9), "vmapped"),
     "our LSTM": Case(lambda: character_lstm(TOKENS, 4, 6, 2), tokens(9), "compiled"),
+    "our GRU": Case(
+        lambda: nn.Sequential(nn.Embedding(TOKENS, 4), GRU(4, 6, 2), LastPosition(),
+                              nn.Linear(6, CLASSES)),
+        tokens(9),
+        "compiled",
+    ),
     "nn.LSTM": Case(lambda: recurrent(nn.LSTM(4, 6, batch_first=True), 6), tokens(9), "looped"),
     "nn.GRU": Case(
         lambda: recurrent(nn.GRU(4, 3, 2, batch_first=True, bidirectional=True), 6),

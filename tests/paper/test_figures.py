@@ -208,7 +208,8 @@ def test_attack_and_stability_have_a_line_for_every_setting(tmp_path):
     assert all(0 <= auc <= 1 for x in lines for auc in x["attack_auc"][0])
     made = stability_figure.make(Options(out=tmp_path, seeds=3, settings=TINY))
     facts = content(made)
-    assert len(facts["data"]["lines"]) == 18
+    assert len(facts["data"]["lines"]) == 20
+    assert sum(x["server_rate"] < 1 for x in facts["data"]["lines"]) == 2
     assert facts["seeds"] == 1
     assert {len(x["validation_accuracy"]) for x in facts["data"]["lines"]} == {1}
 
@@ -217,6 +218,7 @@ def _drawn_by_hand(figure):
     """Two lines a panel, DP-Fed and DP-Fed-LS, in the data of a figure of runs."""
     values = {name: [[0.1, 0.3, 0.2]] for name in (*curves.QUANTITIES, *attack.QUANTITIES)}
     base = {"rounds": [1, 2, 3], "noise_multiplier": 1.0, "learning_rate": 0.1, **values}
+    base |= {"server_rate": 1.0}
     methods = attack.METHODS if figure is attack else {"DP-Fed": 0.0, "DP-Fed-LS": 1.0}
     samplings = ("uniform", "Poisson")
     return {
@@ -294,4 +296,6 @@ def test_attack_and_stability_can_be_made_in_part(tmp_path):
     assert {(x["sampling"], x["noise_multiplier"]) for x in lines} == {("Poisson", 1.0)}
     options = replace(options, only=("z = 3", "rate 0.05"))
     lines = content(make("stability", options))["data"]["lines"]
-    assert [(x["noise_multiplier"], x["strength"]) for x in lines] == [(3.0, 0.0), (3.0, 1.0)]
+    assert [(x["server_rate"], x["strength"]) for x in lines] == [
+        (1.0, 0.0), (1.0, 1.0), (0.25, 0.0), (0.25, 1.0)
+    ]  # fmt: skip

@@ -233,12 +233,14 @@ def test_cells_of_svhn_are_listed_and_compared_over_the_seeds_they_share(tmp_pat
     with pytest.raises(InputError, match="nothing to list"):
         svhn_cells.make(options)
     cells = [
-        Cell("synthetic", (f"denoiser={{kind='laplacian', strength={s}}}", *own))
+        Cell("synthetic", (f"denoiser={{kind='laplacian', strength={s}, order='BCWH'}}", *own))
         for s in (0.0, 1.0)
         for own in ((), ("server_rate=0.5",), ("schedule=linear",))
     ]
     run_cells(cells, options)
     run_cells(cells[:1], replace(options, seeds=3))  # one cell has a seed more
+    other = "denoiser={kind='laplacian', strength=1.0, order='BHWC'}"
+    run_cells([Cell("synthetic", (other,))], options)  # Table 5's: not to be taken for another
     item = svhn_cells.make(options)
     assert len(item.cells) == 6
     assert sorted(len(cell["accuracy_by_seed"]) for cell in item.cells) == [2] * 5 + [3]

@@ -1,6 +1,6 @@
-"""An LSTM whose recurrent part runs for one client or, under vmap, for many at once.
+"""An LSTM and a GRU that run for one client or, under vmap, for many at once.
 
-Torch has no batching rule for its fused LSTM. This one runs all clients position by position, with
+Torch has no batching rule for its fused ones. This LSTM runs all clients position by position, with
 one batched product and one pointwise step at each. Its backward pass is written out, so that the
 gradients of the weights are one product over all positions.
 """
@@ -36,30 +36,59 @@ class LSTM(nn.Module):
     def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
         super().__init__()
         self.inputs, self.hidden, self.layers = inputs, hidden, layers
-        bound = 1 / math.sqrt(hidden)
-        for layer in range(layers):
-            width = inputs if layer == 0 else hidden
-            for name, shape in (
-                (f"weight_ih_l{layer}", (4 * hidden, width)),
-                (f"weight_hh_l{layer}", (4 * hidden, hidden)),
-                (f"bias_ih_l{layer}", (4 * hidden,)),
-                (f"bias_hh_l{layer}", (4 * hidden,)),
-            ):
-                parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-                self.register_parameter(name, parameter)
+        _register(self, gates=4)
 
     def forward(self, sequence: Tensor) -> Tensor:
         """Hidden states of the last layer, one for each position."""
         states = sequence.transpose(0, 1)
         for layer in range(self.layers):
-            weight_ih, weight_hh, bias_ih, bias_hh = (
-                getattr(self, f"{kind}_l{layer}")
-                for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            )
+            weight_ih, weight_hh, bias_ih, bias_hh = _weights(self, layer)
             # What the inputs add to the gates needs no recurrence: one product for all positions.
             driven = nn.functional.linear(states, weight_ih)
             states = recurrence(driven, weight_hh, bias_ih + bias_hh)
         return states.transpose(0, 1)
+
+
+class GRU(nn.Module):
+    """nn.GRU(batch_first=True) with its cell written out: same parameters, same outputs."""
+
+    def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
+        super().__init__()
+        self.inputs, self.hidden, self.layers = inputs, hidden, layers
+        _register(self, gates=3)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """Hidden states of the last layer, one for each position."""
+        for layer in range(self.layers):
+            weight_ih, weight_hh, bias_ih, bias_hh = _weights(self, layer)
+            driven = nn.functional.linear(sequence, weight_ih, bias_ih)
+            state, states = torch.zeros_like(driven[:, 0, : self.hidden]), []
+            for here in driven.unbind(dim=1):
+                carried = nn.functional.linear(state, weight_hh, bias_hh)
+                (reset, update, new), (r, u, n) = here.chunk(3, -1), carried.chunk(3, -1)
+                new = torch.tanh(new + torch.sigmoid(reset + r) * n)
+                state = new + torch.sigmoid(update + u) * (state - new)
+                states.append(state)
+            sequence = torch.stack(states, dim=1)
+        return sequence
+
+
+def _register(module: LSTM | GRU, gates: int) -> None:
+    """Parameters as torch names, orders and draws them."""
+    bound, all_gates = 1 / math.sqrt(module.hidden), gates * module.hidden
+    for layer in range(module.layers):
+        width = module.hidden if layer else module.inputs
+        shapes = ((all_gates, width), (all_gates, module.hidden), (all_gates,), (all_gates,))
+        for kind, shape in zip(_KINDS, shapes, strict=True):
+            parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+            module.register_parameter(f"{kind}_l{layer}", parameter)
+
+
+def _weights(module: LSTM | GRU, layer: int) -> tuple[Tensor, ...]:
+    return tuple(getattr(module, f"{kind}_l{layer}") for kind in _KINDS)
+
+
+_KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class LastPosition(nn.Module):

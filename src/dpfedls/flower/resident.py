@@ -91,6 +91,8 @@ class Resident:
     ) -> tuple[Message, Context]:
         _send(self._pipe, message, context)
         while not self._pipe.poll(_BEAT):
+            if not self._worker.is_alive():  # a process of its own may hold the pipe open
+                raise EOFError
             beat()
         return _receive(self._pipe)
 

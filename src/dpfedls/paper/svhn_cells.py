@@ -23,6 +23,7 @@ from dpfedls.runs.recipe import Recipe
 from dpfedls.sampling import PoissonSampling
 
 TASK = "svhn-cnn"
+ORDER = "BCWH"  # of kernels, the recipe's; others are Table 5's
 
 
 class Place(NamedTuple):
@@ -81,7 +82,7 @@ def collect(folder: Path) -> dict[Place, Seeds]:
 def _place(recipe: Recipe) -> Place | None:
     if recipe.task != TASK or not isinstance(recipe.denoiser, LaplacianSmoothing):
         return None
-    if not isinstance(recipe.server_rate, float):
+    if not isinstance(recipe.server_rate, float) or recipe.denoiser.order != ORDER:
         return None
     sampling = "Poisson" if isinstance(recipe.plan.sampler, PoissonSampling) else "uniform"
     noise = recipe.plan.noise_multiplier or 0.0

@@ -7,6 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
+from dpfedls.engine.recurrence import GRU as GRU
 from dpfedls.engine.recurrence import LSTM, LastPosition
 from dpfedls.engine.residual import Residual as Residual
 

@@ -19,7 +19,7 @@ from dpfedls.engine.compiled import (
 from dpfedls.engine.compiled.before import Before, with_bias
 from dpfedls.engine.compiled.program import Row
 from dpfedls.engine.compiled.registers import COLUMNS
-from dpfedls.engine.recurrence import LSTM, LastPosition
+from dpfedls.engine.recurrence import GRU, LSTM, LastPosition
 
 _AT_ONCE = 2**12  # weights of a linear layer that are put together and used: 16 KiB stay cached
 
@@ -149,12 +149,14 @@ _FORMS: dict[type[nn.Module], Callable[..., list[Row]]] = {
     nn.Dropout: _dropout,
     nn.Embedding: sequence_forms.embedding,
     LSTM: sequence_forms.lstm,
+    GRU: sequence_forms.gru,
     LastPosition: sequence_forms.last_position,
 }
 
 _ORDER_AFTER: dict[Callable[..., list[Row]], Literal["samples", "positions"]] = {
     sequence_forms.embedding: "positions",
     sequence_forms.lstm: "positions",
+    sequence_forms.gru: "positions",
     sequence_forms.last_position: "samples",
     sequence_forms.flatten: "samples",
 }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import nn
 
+from dpfedls.engine.compiled import gru as gru_code
 from dpfedls.engine.compiled import sequences
 from dpfedls.engine.compiled.before import Before
 from dpfedls.engine.compiled.program import Row
-from dpfedls.engine.recurrence import LSTM, LastPosition
+from dpfedls.engine.recurrence import GRU, LSTM, LastPosition
 
 
 def embedding(layer: nn.Embedding, before: Before) -> list[Row]:
@@ -26,35 +28,45 @@ def embedding(layer: nn.Embedding, before: Before) -> list[Row]:
 
 def lstm(layer: LSTM, before: Before) -> list[Row]:
     """One row per layer of it."""
+    return _recurrent(layer, before, (sequences.lstm, sequences.lstm_backward), gates=4)
+
+
+def gru(layer: GRU, before: Before) -> list[Row]:
+    """One row per layer of it."""
+    return _recurrent(layer, before, (gru_code.gru, gru_code.gru_backward), gates=3)
+
+
+def _recurrent(
+    layer: LSTM | GRU, before: Before, functions: tuple[Any, Any], gates: int
+) -> list[Row]:
     if len(before.shape) != 2 or before.shape[1] != layer.inputs:
         before.refuse(
             layer, f"takes {layer.inputs} numbers per position, but is given {before.shape}"
         )
     hidden, (positions, wide) = layer.hidden, before.shape
+    all_gates = gates * hidden
     shapes: dict[str, tuple[int, ...]] = {}
     for number in range(layer.layers):
         shapes |= {
-            f"weight_ih_l{number}": (4 * hidden, hidden if number else wide),
-            f"weight_hh_l{number}": (4 * hidden, hidden),
-            f"bias_ih_l{number}": (4 * hidden,),
-            f"bias_hh_l{number}": (4 * hidden,),
+            f"weight_ih_l{number}": (all_gates, hidden if number else wide),
+            f"weight_hh_l{number}": (all_gates, hidden),
+            f"bias_ih_l{number}": (all_gates,),
+            f"bias_hh_l{number}": (all_gates,),
         }
     place, _ = before.weights(layer, shapes)
     rows = [] if before.order == "positions" else [_swapped(before, by_position=True)]
     for _ in range(layer.layers):
-        count = 4 * hidden * (wide + hidden + 2)
+        count = all_gates * (wide + hidden + 2)
         rows.append(
             Row(
-                sequences.lstm,
-                sequences.lstm_backward,
+                *functions,
                 (positions, hidden),
                 place,
                 count,
                 (wide, hidden, positions),
                 kept=6 * hidden * positions,
-                scratch=4 * hidden * (wide + hidden + max(wide, hidden))
-                + 2 * before.batch * hidden,
-                starts=max(4 * hidden, wide, positions * before.batch),
+                scratch=all_gates * (wide + hidden + max(wide, hidden)) + 2 * before.batch * hidden,
+                starts=max(all_gates, wide, positions * before.batch),
             )
         )
         place, wide = place + count, hidden
