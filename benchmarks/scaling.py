@@ -18,9 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from bench import RESULTS, ROOT, machine
+from runners import loop
 from runners.measure import peak_mib
 from runners.ours import federation, our_model, people
 from torch import nn
@@ -28,6 +30,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload, draw
 
 from dpfedls import ClientData, LocalSGD
+from dpfedls.engine.compiled.products import COMBINE, combine, combine_at
+from dpfedls.engine.jit import address_of
 from dpfedls.local_sgd import schedule
 from dpfedls.people.losses import cross_entropy
 from dpfedls.runs.folder import RunFolder
@@ -77,12 +81,12 @@ def local_step(name: str) -> dict[str, Any]:
     steps = workload.epochs * workload.samples // workload.batch
     alone = np.array([0])
     engine, radius = simulation.engine, workload.clip_norm
-    seconds = _seconds(lambda: engine.update(state.params, alone, 0, 0, radius)) / steps
+    seconds = _cpu_seconds(lambda: engine.update(state.params, alone, 0, 0, radius)) / steps
     features, targets = engine.data.take(torch.arange(workload.batch))
     with FlopCounterMode(display=False) as counted:
         cross_entropy(made(features), targets).mean().backward()
     a, b = torch.randn(50, 784), torch.randn(784, 252)
-    product = 2 * 50 * 784 * 252 / _seconds(lambda: a @ b)
+    product = 2 * 50 * 784 * 252 / _cpu_seconds(lambda: [a @ b for _ in range(20)]) * 20
     flop = counted.get_total_flops()
     return {
         "microseconds": 1e6 * seconds,
@@ -90,6 +94,44 @@ def local_step(name: str) -> dict[str, Any]:
         "gflop_a_second": flop / seconds / 1e9,
         "torchs_product": product / 1e9,
     }
+
+
+def product(shape: str) -> dict[str, Any]:
+    """One of machine code's products in one thread, beside torch's own on the same matrices."""
+    torch.set_num_threads(1)
+    m, k, n = map(int, shape.split(" × "))
+    a, b, out = torch.randn(m, k), torch.randn(k, n), torch.zeros(m, n)
+    left, right, into = (tensor.numpy().ravel() for tensor in (a, b, out))
+    address, starts, zero = address_of(combine, COMBINE), np.arange(k) * n, np.float32(0)
+    times = max(1, 10**8 // (m * k * n))
+
+    def ours() -> None:
+        _combine_often(times, address, left, k, 1, m, right, starts, k, n, into, n, zero)
+
+    def torchs() -> None:
+        for _ in range(times):
+            torch.mm(a, b, out=out)
+
+    flop = 2 * m * k * n * times / 1e9
+    return {"gflop_a_second": flop / _cpu_seconds(ours), "torchs": flop / _cpu_seconds(torchs)}
+
+
+@numba.njit
+def _combine_often(times, address, a, row, column, m, b, starts, count, n, out, stride, scale):
+    for _ in range(times):
+        combine_at(address, a, row, column, m, b, starts, count, n, out, stride, scale)
+
+
+def one_thread(name: str) -> dict[str, Any]:
+    """CPU time of a round in one thread beside the plain loop's: nothing else's load is in it."""
+    torch.set_num_threads(1)
+    workload = WORKLOADS[name]
+    simulation, state = _start(workload, our_model(workload.model))
+    rounds, plain = simulation.run(state), loop.Federation(workload, *draw(workload))
+    next(rounds)
+    ours = _cpu_seconds(lambda: next(rounds), 4)
+    loops = _cpu_seconds(plain.run_round, 4)
+    return {"engine": simulation.engine.name, "ours": ours, "loop": loops, "ratio": loops / ours}
 
 
 def ragged(orders: float) -> dict[str, Any]:
@@ -162,6 +204,8 @@ CASES: dict[Callable[[Any], dict[str, Any]], list[Any]] = {
     cohort: [20, 50, 200, 1000],
     model: [0, 100, 252, 1258, 4316],  # 7,850 parameters to 3.4 million
     local_step: ["logistic-50", "mlp", "cnn", "lstm"],
+    product: ["252 × 10 × 784", "16 × 200 × 320", "10 × 64 × 256", "800 × 64 × 256"],
+    one_thread: ["mlp", "cnn", "lstm", "gelu-mlp", "resnet-8", "transformer", "gru"],
     ragged: [1.0, 2.0, 3.0],
     server_step: [1.0],
     keeping: ["logistic-50", "cnn"],
@@ -210,13 +254,21 @@ def _seconds(action: Callable[[], object]) -> float:
     return statistics.median(_once(action) for _ in range(ROUNDS))
 
 
-def _once(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def _cpu_seconds(action: Callable[[], object], times: int = ROUNDS) -> float:
+    """Of the calling thread, the least of several: a busy machine only ever adds to it."""
     action()
-    return time.perf_counter() - began
+    return min(_once(action, time.thread_time) for _ in range(times))
 
 
-def _words(pair: tuple[str, float]) -> str:
+def _once(action: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    began = clock()
+    action()
+    return clock() - began
+
+
+def _words(pair: tuple[str, Any]) -> str:
+    if isinstance(pair[1], str):
+        return f"{pair[0]} {pair[1]}"
     return f"{pair[0]} {pair[1]:,.4g}" if isinstance(pair[1], float) else f"{pair[0]} {pair[1]:,}"
 
 
