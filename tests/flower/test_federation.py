@@ -15,6 +15,7 @@ from dpfedls.flower.app import write_app
 from dpfedls.flower.local import Federation
 from dpfedls.privacy.account import read_ledger
 from dpfedls.runs import folder as folders
+from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import Checkpoint
 from dpfedls.runs.verify import verify
 
@@ -62,6 +63,15 @@ def weights(folder):
 def assert_close(found, expected):
     for name, tensor in expected.items():
         np.testing.assert_allclose(found[name], tensor, atol=1e-6)
+
+
+def test_a_run_to_the_end_agrees_with_the_simulation(federation, tmp_path):
+    """The same seed over TLS and in one process."""
+    recipe = small("plan.rounds=2")
+    finish(federation, federation.run(app(tmp_path, recipe)))
+    runs.start(recipe, tmp_path / "simulated")
+    assert_close(weights(tmp_path / "r"), weights(tmp_path / "simulated"))
+    assert verify(tmp_path / "r") == verify(tmp_path / "simulated")
 
 
 DIE = """
