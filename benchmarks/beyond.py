@@ -243,8 +243,8 @@ def figure() -> Path:
 def page() -> Path:
     """All tables, with the words of docs/results/beyond.md that stand before the first of them."""
     path = RESULTS.with_suffix(".md")
-    words = path.read_text("utf-8").partition("\n## ")[0].rstrip()
-    parts = [words]
+    text, mark, foreign = path.read_text("utf-8").partition("## Data it was not made on")
+    parts = [text.partition("\n## ")[0].rstrip()]
     for task, title in TITLES.items():
         kept = [k for k in _kept() if k[0] == task]
         if kept:
@@ -264,6 +264,7 @@ def page() -> Path:
         + table(name, list(ablation("mnist-logistic")), (1.0,))
         + "\n\n`python benchmarks/beyond.py ablation`"
     )
+    parts += [mark + foreign] if mark else []  # benchmarks/foreign.py's, with its own words
     path.write_text("\n\n".join(part.rstrip() for part in parts) + "\n", encoding="utf-8")
     return path
 
