@@ -49,6 +49,7 @@ PAPER: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mnist-writers": ("mnist-logistic", {"task": "mnist-writers"}),
+    "mnist-many": ("mnist-logistic", {"plan.num_clients": 5000}),
     "digits-logistic": ("digits", {}),
     "svhn-36k": (
         "svhn-cnn",
@@ -58,6 +59,7 @@ PAPER: dict[str, tuple[str, dict[str, Any]]] = {
 TITLES = {
     "mnist-logistic": "MNIST, logistic regression: 500 people of 100 images",
     "mnist-writers": "MNIST by writer, logistic regression: 500 real people with 19 to 131 images",
+    "mnist-many": "MNIST, logistic regression: 5,000 people of 10 images",
     "digits-logistic": "8×8 digits, logistic regression: 200 people of 7 images",
     "mnist-cnn": "MNIST, a CNN of 110,000 parameters: 1,000 people of 50 images",
     "svhn-36k": "SVHN without extra, the paper's CNN: 1,000 people of 36 images, 4,000 test images",
