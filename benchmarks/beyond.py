@@ -277,8 +277,9 @@ def _made(task: str) -> str:
     seeds = len({row["seed"] for row in rows})
     on = sorted({f"{r.get('machine', 'cpu')}, {r.get('precision', 'float32')}" for r in rows})
     command = f"python benchmarks/beyond.py {task}" + " --device cuda" * ("cpu" not in on[0])
-    given = sorted({row["epsilon"] for row in rows} - set(EPSILONS))
-    command += "".join(f" --epsilon {epsilon:g}" for epsilon in given)
+    given = {row["epsilon"] for row in rows}
+    command += f" --seeds {seeds}" * (seeds != 3)
+    command += "".join(f" --epsilon {e:g}" for e in sorted(given) if given != set(EPSILONS))
     return f"`{command}`; seeds: {seeds}; on {'; '.join(on)}."
 
 
