@@ -27,9 +27,10 @@ sbom: setup  ## a bill of materials of the product, CycloneDX as JSON, in sbom.j
 demo: setup  ## DP-Fed against DP-Fed-LS at the same privacy budget, offline, in under a minute
 	$(BIN)/dpfedls demo
 
-# Three workers on two cores: one of them mostly waits for a federation.
+# Three workers on two cores: one of them mostly waits for a federation. Files stay whole, so that what
+# their tests share is made once.
 test: setup  ## every test, with the branch coverage of the core
-	$(BIN)/python -m pytest -n 3 --cov --cov-fail-under=95
+	$(BIN)/python -m pytest -n 3 --dist loadfile --cov --cov-fail-under=95
 
 test-browser: setup  ## the pages in a real Chromium, which is installed if there is none
 	$(PIP) --group browser

@@ -24,7 +24,7 @@ from dpfedls.runs import simulate as runs  # noqa: E402
 
 # Kills, damaged folders, failing disks and federations take longest, and have tests of their own:
 # tests/runs, tests/flower.
-SHORT = [kind for kind in KINDS if kind not in ("kill", "corruption", "disk", "federation")]
+SHORT = ("failpoint", "power", "fuzz", "replies", "soak", "security", "noise", "scale")
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,9 @@ def test_what_is_said_to_be_reached_was_recorded():
     assert shown[1][0] == [200, 2]
     assert [{epsilon for _, epsilon in found} for found in shown[:3]] == [{1}, {2}, {8}]
     assert shown[3:] == [[], [], []]
-    notes = javascript(f"recordedNote(p[0], {json.dumps(rows)}, p[1])", [[rows, 5000], [[], 500]])
+    notes = javascript(
+        f"recordedNote(p[0], {json.dumps(rows)}, p[1])", [[rows, 500_000], [[], 500]]
+    )
     assert "None of them had about as many people" in notes[0]
     assert "between ε = 0.5 and 8." in notes[1]
 
