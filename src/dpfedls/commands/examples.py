@@ -9,6 +9,7 @@ EXAMPLES = {
     "recipes": "dpfedls recipes",
     "run": "dpfedls run synthetic --set plan.rounds=10 --seed 1 --out runs/mine",
     "resume": "dpfedls resume runs/mine",
+    "export": "dpfedls export runs/a --out model",
     "report": "dpfedls report runs/a runs/b --out page.html",
     "planner": "dpfedls planner --out planner.html",
     "attack": "dpfedls attack runs/mine",

@@ -30,6 +30,7 @@ for command in (
     training.run,
     training.resume,
     training.report,
+    training.export,
     planner.planner,
     training.attack,
     training.doctor,

@@ -135,6 +135,18 @@ def report(
     answer({"report": str(out)}, json, f"report: {out}")
 
 
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; must be new or empty.")],
+    json: Json = False,
+) -> None:
+    """A model to hand on: weights, privacy statement and a card that carries it."""
+    from dpfedls.runs.export import export as write
+
+    files = [str(path) for path in write(run, out)]
+    answer({"files": files}, json, "\n".join(files))
+
+
 def attack(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     trust: Trust = False,

@@ -34,7 +34,7 @@ def write_report(
     folder: Path, recipe: Recipe, rounds: Sequence[RoundRecord], facts: dict[str, Any]
 ) -> None:
     """report.html of one run, from its recipe, its log, its statement and its other files."""
-    notes = _notes(folder)
+    notes = read_notes(folder)
     place = folder.resolve().name
     named = place if recipe.task == PYTHON else recipe.task
     curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
@@ -177,7 +177,8 @@ def _digests(folder: Path) -> list[list[str]]:
     return [[name, file_digest(folder / name)] for name in there]
 
 
-def _notes(folder: Path) -> dict[str, Any]:
+def read_notes(folder: Path) -> dict[str, Any]:
+    """When, by which code and for which model the run was made."""
     path = folder / "notes.json"
     return json.loads(path.read_bytes()) if path.is_file() else {}
 

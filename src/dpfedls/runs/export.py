@@ -1,0 +1,79 @@
+"""A trained model to hand on: its weights, its privacy statement, and a card that tells of both.
+
+Nothing else of a run leaves with it: no ledger, log or checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from dpfedls import __version__
+from dpfedls.errors import InputError
+from dpfedls.privacy.durable import write_whole
+from dpfedls.privacy.meaning import attack_curve, meaning
+from dpfedls.privacy.wording import text
+from dpfedls.runs.curves import shown
+from dpfedls.runs.folder import read_recipe, read_rounds
+from dpfedls.runs.record import last_metrics
+from dpfedls.runs.report import read_notes
+from dpfedls.runs.seal import STATEMENT, sealed_files
+from dpfedls.runs.verify import read_statement, verify
+
+MODEL, CARD = "model.safetensors", "README.md"
+
+
+def export(folder: Path, out: Path) -> list[Path]:
+    """Write the model of a finished run, its statement and its card into a new folder."""
+    if problems := verify(folder)["problems"]:
+        raise InputError(
+            f"{folder} is not to be relied on: {problems[0]}; nothing was written; all of it is "
+            f"listed by: dpfedls privacy verify {folder}"
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already and not empty; give the path of a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (MODEL, STATEMENT):
+        shutil.copyfile(folder / name, out / name)
+    write_whole(out / CARD, card(folder).encode())
+    return [out / name for name in (MODEL, STATEMENT, CARD)]
+
+
+def card(folder: Path) -> str:
+    """What somebody who is given the weights has to know, as a model card in Markdown."""
+    recipe, facts = read_recipe(folder), read_statement(folder)
+    model = read_notes(folder).get("model", {})
+    curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
+    reached = last_metrics(read_rounds(folder))
+    lines = [
+        f"- Data: {recipe.task}, {recipe.plan.num_clients:,} people, {recipe.plan.rounds} rounds.",
+        f"- Method: {recipe.method}, dpfedls {__version__}.",
+    ]
+    if model:
+        lines.append(f"- Model: {model['class']}, {model['parameters']:,} trained parameters.")
+    lines += [f"- Test {name}: {shown(name, value)}." for name, value in reached.items()]
+    digest = sealed_files(facts)[MODEL]
+    statement = re.sub("^#", "##", text(facts), flags=re.M)  # below the card's own heading
+    return f"""---
+library_name: dpfedls
+tags: [differential-privacy, federated-learning]
+---
+
+# A model trained with differential privacy
+
+{chr(10).join(lines)}
+- SHA-256 of `{MODEL}`: `{digest}`.
+
+```python
+import dpfedls
+
+model = dpfedls.load("this folder", model)  # your module, as it was trained
+```
+
+## What its ε means for a person
+
+{meaning(facts, curve)}
+
+{statement}
+"""
