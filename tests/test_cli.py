@@ -335,3 +335,10 @@ def test_privacy_commands_load_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("False\n"), done.stderr
+
+
+def test_a_new_line_in_a_name_does_not_make_a_second_line_of_an_error(dpfedls):
+    code, _, err = dpfedls("privacy", "statement", "a\nb")
+    assert code == 2
+    assert err.startswith("dpfedls: a\\nb is not a run folder")
+    assert err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from pathlib import Path
 
@@ -12,6 +13,8 @@ _NOBODY = 65534
 
 def become_nobody(folder: Path) -> None:
     """For good, and at work in that folder from now on. Only root can change its user."""
+    for name in ("utf-16-be", "utf-16-le", "utf-32-be", "utf-32-le"):
+        codecs.lookup(name)  # json asks for them, and nobody may read where Python lies
     os.chdir(folder)
     if os.geteuid() != 0:
         return

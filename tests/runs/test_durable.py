@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from dpfedls import InputError
+from dpfedls.privacy.chain import open_to_write
 from dpfedls.privacy.durable import append, is_temporary, write_whole
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs
@@ -87,6 +88,12 @@ def test_a_disk_that_fails_anywhere_names_the_file_and_the_run_goes_on(most, tmp
     assert str(error.value.filename).startswith(str(folder))
     runs.resume(folder) if (folder / "recipe.toml").exists() else runs.start(recipe, folder)
     assert verify(folder)["valid"], verify(folder)["problems"]
+
+
+def test_a_file_that_cannot_be_made_beside_a_ledger_is_a_failing_disk_and_no_damage(tmp_path):
+    (tmp_path / "ledger.sqlite-journal").mkdir()
+    with pytest.raises(OSError, match=r"Input/output error.*ledger\.sqlite"):
+        open_to_write(tmp_path / "ledger.sqlite", wait=0, alone=True)
 
 
 def test_the_command_says_it_in_one_line(tmp_path):

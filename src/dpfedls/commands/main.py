@@ -16,7 +16,7 @@ import typer
 from dpfedls import __version__
 from dpfedls.commands import audit, deploy, grids, planner, privacy, reproduce, theory, training
 from dpfedls.commands.examples import add_examples
-from dpfedls.commands.output import printable
+from dpfedls.commands.output import one_line
 from dpfedls.errors import BudgetExhausted, InputError, RankLost, Stopped
 
 app = typer.Typer(
@@ -122,5 +122,5 @@ def _failing_file(error: OSError) -> tuple[str, int]:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"dpfedls: {printable(message)}", file=sys.stderr)
+    print(f"dpfedls: {one_line(message)}", file=sys.stderr)
     return code

@@ -32,6 +32,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+def one_line(text: str) -> str:
+    """The same in one line, whatever a path or a name in it holds."""
+    return printable(text).replace("\n", "\\n")
+
+
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and new line
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from dpfedls.commands.output import Json, answer, pairs, printable, shown
+from dpfedls.commands.output import Json, answer, one_line, pairs, shown
 from dpfedls.errors import InputError, require_fraction, require_positive
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def statement(run: RunFolder, json: Json = False) -> None:
     from dpfedls.runs.verify import verify as verify_run
 
     for problem in (problems := verify_run(run)["problems"]):
-        print(f"dpfedls: not to be relied on: {printable(problem)}", file=sys.stderr)
+        print(f"dpfedls: not to be relied on: {one_line(problem)}", file=sys.stderr)
     if problems:  # nobody should be able to sign what does not hold
         raise typer.Exit(1)
     values = read_statement(run)

@@ -143,6 +143,8 @@ def _integrity(connection: sqlite3.Connection) -> str:
 def _raise_if_the_disk_failed(error: Exception, path: Path | str) -> None:
     """A full or failing disk is no damage: say it as every other write does."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where in SQLite
+    if code == sqlite3.SQLITE_CANTOPEN and os.path.isfile(path) and os.access(path, os.W_OK):
+        code = sqlite3.SQLITE_IOERR  # not this file, but one that SQLite makes beside it
     if code in _DISK:
         raise OSError(_DISK[code], os.strerror(_DISK[code]), str(path)) from error
 
