@@ -16,7 +16,9 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from dpfedls import InputError
 from dpfedls.flower.app import write_app
+from dpfedls.flower.node import run_node
 from dpfedls.flower.resident import FORK, Resident, Stopped
 from dpfedls.runs import recipe as recipes
 
@@ -160,3 +162,15 @@ def test_a_worker_ends_with_its_node_even_in_the_middle_of_work(node):
     owner.kill()
     owner.join()
     wait_until(lambda: is_gone(worker))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bogus"], "unrecognized arguments: --bogus; the options are those of"),
+        (["--root-certificates", "nowhere.crt"], "nowhere.crt is not a file"),
+    ],
+)
+def test_wrong_options_of_a_node_are_told_before_anything_starts(arguments, message):
+    with pytest.raises(InputError, match=message):
+        run_node(arguments)

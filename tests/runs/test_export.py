@@ -35,7 +35,7 @@ def test_the_model_goes_with_a_card_that_says_what_it_cost(run, tmp_path):
 
 
 def test_what_cannot_be_relied_on_is_not_handed_on(run, tmp_path):
-    with pytest.raises(InputError, match="is there already and not empty"):
+    with pytest.raises(InputError, match="already holds files"):
         export(run.folder, run.folder)
     log = run.folder / "rounds.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"accuracy":0.', b'"accuracy":1.'))

@@ -124,6 +124,7 @@ def test_epsilon_alone_makes_a_plan_and_says_it():
         ({"schedule": "cosine"}, "schedule = 'cosine' will not do: known: constant, linear"),
         ({"server_rate": "atuo"}, "server_rate = 'atuo' is no number"),
         ({"epsilon": "1", "plan": None}, "epsilon must be a number"),
+        ({"epsilon": True, "plan": None}, "epsilon must be a number"),
     ],
 )
 def test_a_misspelt_word_is_refused_and_never_a_silent_default(wrong, message):

@@ -12,6 +12,7 @@ Both children end with this process, by whatever means it ends.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -21,6 +22,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import (
@@ -52,7 +54,7 @@ def run_node(arguments: list[str]) -> int:
             "a node that keeps an app loaded needs Linux, whose kernel ends its processes with it; "
             "start flower-supernode with the same options instead"
         )
-    asked = _parse_args_run_supernode().parse_args(arguments)
+    asked = _parsed(arguments)
     if asked.runtime_dependency_install:
         raise InputError(
             "--allow-runtime-dependency-installation is not for nodes that keep an app loaded; "
@@ -75,6 +77,23 @@ def run_node(arguments: list[str]) -> int:
         supernode.terminate()
         supernode.join()
     return abs(supernode.exitcode or 0)
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """Flower's own options; what is wrong with them in one line."""
+
+    def refuse(message: str) -> NoReturn:
+        raise InputError(f"{message}; the options are those of: flower-supernode --help")
+
+    parser = _parse_args_run_supernode()
+    parser.error = refuse
+    asked = parser.parse_args(arguments)
+    if asked.root_certificates and not Path(asked.root_certificates).is_file():
+        raise InputError(
+            f"--root-certificates {asked.root_certificates} is not a file; without it the server "
+            "cannot be told from another: give the ca.crt that the server's operator handed out"
+        )
+    return asked
 
 
 def _has_work(wake: int, resident: Resident) -> bool:

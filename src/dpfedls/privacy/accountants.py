@@ -150,7 +150,7 @@ def check_promise(delta: float, num_clients: int) -> None:
 
 def check_epsilon(target: float) -> None:
     """Refuse a target ε that no noise, or any noise, would meet."""
-    if not isinstance(target, Real) or not 1e-9 <= target <= 1e5:
+    if not isinstance(target, Real) or isinstance(target, bool) or not 1e-9 <= target <= 1e5:
         raise InputError(
             f"epsilon must be a number between 1e-9 and 1e5, got {target!r}; 1 to 10 is customary"
         )

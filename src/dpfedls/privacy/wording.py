@@ -142,7 +142,7 @@ def text(values: dict[str, Any]) -> str:
         f"- **Trust:** {values['trust']}.",
         f"- **Mechanism:** {_SAMPLERS.get(how['sampler'], how['sampler'])}, "
         f"{how['expected_cohort']:g} of {how['num_clients']} clients expected in each round (rate "
-        f"{how['rate']:g}); {_clipping(how)}; Gaussian noise of standard deviation "
+        f"{how['rate']:g}); {_clipping(how)} Gaussian noise of standard deviation "
         f"{how['noise_stddev']:g} on the sum (noise multiplier "
         f"{how['noise_multiplier']:g}, sensitivity {_number(how['sensitivity'])}).",
         f"- **By accountant:** {_by_accountant(values)}",
@@ -176,11 +176,11 @@ def _clipping(how: dict[str, Any]) -> str:
     """One norm, or where it starts and what it follows; noise follows the norm."""
     start = _number(how["clip_norm"])
     if how["clipping"]["kind"] == "fixed":
-        return f"each update clipped to {start}"
+        return f"each update clipped to {start};"
     return (
         f"each update clipped to a norm that starts at {start} and then follows the "
         f"{how['clipping']['quantile']:g} quantile of their lengths, which is estimated with noise "
-        "inside this ε; in the first round"
+        "inside this ε; in the first round,"
     )
 
 

@@ -9,13 +9,12 @@ import re
 import shutil
 from pathlib import Path
 
-from dpfedls import __version__
 from dpfedls.errors import InputError
-from dpfedls.privacy.durable import write_whole
+from dpfedls.privacy.durable import make_folder, write_whole
 from dpfedls.privacy.meaning import attack_curve, meaning
 from dpfedls.privacy.wording import text
 from dpfedls.runs.curves import shown
-from dpfedls.runs.folder import read_recipe, read_rounds
+from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.record import last_metrics
 from dpfedls.runs.report import read_notes
 from dpfedls.runs.seal import STATEMENT, sealed_files
@@ -31,9 +30,9 @@ def export(folder: Path, out: Path) -> list[Path]:
             f"{folder} is not to be relied on: {problems[0]}; nothing was written; all of it is "
             f"listed by: dpfedls privacy verify {folder}"
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already and not empty; give the path of a new folder")
-    out.mkdir(parents=True, exist_ok=True)
+    if not is_free(out):
+        raise InputError(f"{out} already holds files; nothing was touched: choose another folder")
+    make_folder(out)
     for name in (MODEL, STATEMENT):
         shutil.copyfile(folder / name, out / name)
     write_whole(out / CARD, card(folder).encode())
@@ -43,17 +42,20 @@ def export(folder: Path, out: Path) -> list[Path]:
 def card(folder: Path) -> str:
     """What somebody who is given the weights has to know, as a model card in Markdown."""
     recipe, facts = read_recipe(folder), read_statement(folder)
-    model = read_notes(folder).get("model", {})
+    notes = read_notes(folder)
+    model = notes.get("model", {})
     curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
     reached = last_metrics(read_rounds(folder))
     lines = [
         f"- Data: {recipe.task}, {recipe.plan.num_clients:,} people, {recipe.plan.rounds} rounds.",
-        f"- Method: {recipe.method}, dpfedls {__version__}.",
+        f"- Method: {recipe.method}.",
+        f"- Made by: {', then '.join(notes.get('made_by', []))}.",
     ]
     if model:
         lines.append(f"- Model: {model['class']}, {model['parameters']:,} trained parameters.")
     lines += [f"- Test {name}: {shown(name, value)}." for name, value in reached.items()]
-    digest = sealed_files(facts)[MODEL]
+    lines.append(f"- SHA-256 of `{MODEL}`: `{sealed_files(facts)[MODEL]}`.")
+    about = "\n".join(lines)
     statement = re.sub("^#", "##", text(facts), flags=re.M)  # below the card's own heading
     return f"""---
 library_name: dpfedls
@@ -62,8 +64,7 @@ tags: [differential-privacy, federated-learning]
 
 # A model trained with differential privacy
 
-{chr(10).join(lines)}
-- SHA-256 of `{MODEL}`: `{digest}`.
+{about}
 
 ```python
 import dpfedls
