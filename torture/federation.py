@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dpfedls.flower.agreement import write_agreement
 from dpfedls.flower.app import write_app
 from dpfedls.flower.local import Federation
 from dpfedls.flower.orphans import marked
 from dpfedls.runs import recipe as recipes
 from torture import folders, invariants
-from torture.hostile_nodes import CLIENT, SERVER, acts
+from torture.hostile_nodes import CLIENT, NODES, SERVER, STRANGER, acts, claims, held
 from torture.outcome import Outcome
 
 _ROOT = Path(__file__).parents[1]
@@ -159,13 +160,16 @@ def _lost(federation: Federation, victim: int, what: str) -> list[str]:
 
 
 def _hostile(cases: int) -> Outcome:
-    """Node 0 does its worst whenever it is asked; the others are honest."""
+    """One node does its worst whenever it is asked, another is in no roster; two are honest."""
     found, rounds = Outcome(), cases + cases // 5 + 1  # now and then none of its people is drawn
-    with _running(3) as federation:
-        run = _Run(federation, 3, rounds=rounds, client=CLIENT, server=SERVER)
+    with _running(NODES) as federation:
+        keys = [(federation.place / f"node-{i}.pub").read_text("utf-8") for i in range(STRANGER)]
+        roster = federation.place / "roster.toml"
+        write_agreement(roster, {key: held(node) for node, key in enumerate(keys)})
+        run = _Run(federation, NODES, rounds, CLIENT, SERVER, roster=str(roster))
         run.start()
         run.wait_for(rounds + 1)  # to the end
-        for act, problems in acts(run.place):
+        for act, problems in [*acts(run.place), *claims(run.place)]:
             found.add(f"hostile node: {act}", problems)
         run.end(found, "hostile nodes", rounds=rounds)
     return found
@@ -178,7 +182,13 @@ class _Run:
     """A run folder under torture, and the app that fills it."""
 
     def __init__(
-        self, federation: Federation, nodes: int, rounds: int, client: str = "", server: str = ""
+        self,
+        federation: Federation,
+        nodes: int,
+        rounds: int,
+        client: str = "",
+        server: str = "",
+        roster: str = "",
     ) -> None:
         self.federation = federation
         self.place = Path(tempfile.mkdtemp(dir=federation.place))
@@ -186,7 +196,7 @@ class _Run:
         self.app, self._rounds = self.place / "app", rounds
         recipe = recipes.read("synthetic", folders.settings("deployed", rounds))
         settings = {"run-folder": str(self.folder), "wait-for-nodes": nodes, "round-timeout": 5.0}
-        write_app(self.app, recipe, settings)
+        write_app(self.app, recipe, settings | {"roster": roster})
         server = _WATCH.format(noise=str(self.noise)) + server
         for side, more in (("client", client), ("server", server)):
             with (self.app / "federation" / f"{side}.py").open("a", encoding="utf-8") as file:

@@ -1,10 +1,18 @@
-"""What a hostile node of a real federation does, another thing each time that it is asked."""
+"""What a hostile node of a real federation does, another thing each time that it is asked.
+
+Besides, it claims to hold everybody, and so does a stranger whose key the roster does not know.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+
+from torture.folders import PEOPLE
+
+HOSTILE, STRANGER, NODES = 0, 3, 4
 
 # What node 0 makes of its honest reply. ``reply``, ``message``, ``time`` … are there.
 ACTS = {
@@ -35,10 +43,17 @@ import io, json, math, os, signal, time
 import numpy as np
 from flwr.app import Array, MetricRecord
 from flwr.clientapp import ClientApp
+from dpfedls.flower.replies import make_census
 
 ACTS = {list(ACTS.items())!r}
 honest, app = app, ClientApp()
-app.query()(honest)
+
+@app.query()
+def census(message, context):
+    reply = honest(message, context)
+    if context.node_config["partition-id"] in ({HOSTILE}, {STRANGER}):
+        reply.content = make_census(np.arange({PEOPLE}))
+    return reply
 
 def array(reply):
     return reply.content["update"]["weight"]
@@ -65,9 +80,11 @@ def flood(reply, tensors, size):
 
 @app.train()
 def train(message, context):
-    reply = honest(message, context)
-    if context.node_config["partition-id"] == 0:
-        ask = message.content["ask"]
+    reply, ask = honest(message, context), message.content["ask"]
+    with open(PLACE + "/asked.jsonl", "a") as file:
+        line = {{"node": context.node_config["partition-id"], "people": list(ask["people"])}}
+        file.write(json.dumps(line) + chr(10))
+    if context.node_config["partition-id"] == {HOSTILE}:
         bound = ask["norm"] * len(ask["people"])
         with open(PLACE + "/acts.jsonl", "a+") as file:
             file.seek(0)
@@ -104,6 +121,29 @@ def acts(place: Path) -> list[tuple[str, list[str]]]:
     """What was done, and what of it reached a round's sum beyond its bound, or much memory."""
     done, heard = (_lines(place / name) for name in ("acts.jsonl", "accepted.jsonl"))
     return [(line["act"], _problems(heard, line["round"])) for line in done]
+
+
+def held(node: int) -> Sequence[int]:
+    """Whom a node holds; whom the stranger holds nobody may ask for."""
+    return range(node, PEOPLE, NODES)
+
+
+def claims(place: Path) -> list[tuple[str, list[str]]]:
+    """What came of claiming everybody: whom nodes were asked for."""
+    asked: dict[int, set[int]] = {node: set() for node in range(NODES)}
+    for line in _lines(place / "asked.jsonl"):
+        asked[line["node"]].update(line["people"])
+    allowed = {node: set() if node == STRANGER else set(held(node)) for node in range(NODES)}
+    shut_out = [node for node in allowed if allowed[node] and not asked[node]]
+    return [
+        (
+            f"node {node} claims everybody",
+            [f"it was asked for {sorted(beyond)}"]
+            if (beyond := asked[node] - allowed[node])
+            else [],
+        )
+        for node in (HOSTILE, STRANGER)
+    ] + [("others lose their people", [f"nodes {shut_out} were never asked"] if shut_out else [])]
 
 
 def _problems(heard: list[dict[str, float]], round_: int) -> list[str]:
