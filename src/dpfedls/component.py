@@ -25,8 +25,11 @@ def check_types(value: msgspec.Struct, where: str) -> None:
         try:
             msgspec.convert(found, field.type)
         except msgspec.ValidationError as error:
-            words = [word for word in get_args(field.type) if isinstance(word, str)]
-            what = "known: " + ", ".join(words) if words else str(error).partition(" - at")[0]
+            kinds = get_args(field.type) or [field.type]
+            words = [word for word in kinds if isinstance(word, str)]
+            ours = " | ".join(f"{k.__name__}(…)" for k in kinds if hasattr(k, "__struct_fields__"))
+            other = str(error).partition(" - at")[0].replace("object", ours)  # msgspec's name
+            what = "known: " + ", ".join(words) if words else other
             raise InputError(f"{where}{field.name} = {found!r} will not do: {what}") from error
 
 

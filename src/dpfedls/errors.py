@@ -57,6 +57,5 @@ def unknown(what: str, name: str, known: Iterable[str], remedy: str = "") -> Inp
     """An unknown name, with the remedy given or else the nearest known one."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if not remedy and near:
-        remedy = f"did you mean {near[0]!r}?"
-    return InputError(f"unknown {what} {name!r}; {remedy or 'known: ' + ', '.join(known)}")
+    guess = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
+    return InputError(f"unknown {what} {name!r}; {remedy or guess}")

@@ -166,8 +166,7 @@ class LoopedUpdate(Update):
         self, params: Vector, rows: Int64[np.ndarray, "steps batch"], rate: float, radius: float
     ) -> Vector:
         weights, model = params.clone(), copy.deepcopy(self.model).to(self.local.dtype)
-        named = dict(model.named_parameters())
-        trained = [named[name] for name in self.layout.names]
+        trained = [model.get_parameter(name) for name in self.layout.names]
         for batch in rows:
             real = torch.from_numpy(batch[batch >= 0]).to(params.device)
             with torch.no_grad():

@@ -28,8 +28,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 @torch.no_grad()
 def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -> dict[str, float]:
     """The mean loss, as ``loss``, and every metric by its name."""
-    device = next(model.parameters()).device
-    count = len(samples[1])
+    device, count = next(model.parameters()).device, len(samples[1])
     sums: dict[str, Tensor] = {}
     kept: list[tuple[Any, Tensor]] = []  # only where a metric needs all samples at once
     for start in range(0, count, _BATCH):
