@@ -37,8 +37,7 @@ def attention(sizes, options, weights, x, y, kept, work):
                 work.combine, x[first:], 3 * wide * next_position, ONCE, positions, keys, along,
                 deep, positions, shares, positions, ZERO,
             )  # fmt: skip
-            for t in range(positions):
-                _softmax(shares[t * positions : (t + 1) * positions], scale)
+            _softmax(shares, positions, scale)
             combine_at(
                 work.combine, shares, positions, ONCE, positions, x[first + 2 * wide :], below,
                 positions, deep, y[s * next_sample * wide + h * deep :], wide * next_position, ZERO,
@@ -74,8 +73,8 @@ def attention_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
                 work.combine, d_out, row_above, ONCE, positions, values, along, deep, positions,
                 d_scores, positions, ZERO,
             )  # fmt: skip
-            for t in range(positions):
-                at, to = t * positions, (t + 1) * positions
+            for at in range(0, square, positions):
+                to = at + positions
                 _softmax_backward(shares[at:to], d_scores[at:to], scale)
             combine_at(
                 work.combine, d_scores, positions, ONCE, positions, x[first + wide :], below,
@@ -136,18 +135,24 @@ def _columns(rows, out, starts, deep):
 
 
 @jit
-def _softmax(scores, scale):
-    """``e^(scale · score)``, divided by their sum, in place."""
-    highest, total = scores[0], ZERO
-    for k in range(1, len(scores)):
-        highest = max(highest, scores[k])
-    for k in range(len(scores)):
-        scores[k] = exponential(scale * (scores[k] - highest))
-    for k in range(len(scores)):  # a loop of its own: see ``jit``
-        total += scores[k]
-    share = ONE / total
-    for k in range(len(scores)):
-        scores[k] *= share
+def _softmax(scores, wide, scale):
+    """``e^(scale · score)`` of rows, each divided by its sum, in place."""
+    for at in range(0, len(scores), wide):
+        row = scores[at : at + wide]
+        highest = row[0]
+        for k in range(1, wide):
+            highest = max(highest, row[k])
+        for k in range(wide):
+            row[k] = scale * (row[k] - highest)
+    for k in range(len(scores)):  # of all rows at once: a row may be too short for a fast loop
+        scores[k] = exponential(scores[k])
+    for at in range(0, len(scores), wide):
+        row, total = scores[at : at + wide], ZERO
+        for k in range(wide):
+            total += row[k]
+        share = ONE / total
+        for k in range(wide):
+            row[k] *= share
 
 
 @jit

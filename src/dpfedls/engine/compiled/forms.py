@@ -59,7 +59,7 @@ def _linear_row(inputs: int, outputs: int, before: Before, place: int, count: in
         count,
         (inputs, outputs, together),
         scratch=outputs + inputs * together * dense.DEEPER,
-        starts=max(together * dense.DEEPER, rows),
+        starts=max(together * dense.DEEPER, inputs, rows),
     )
 
 
