@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from dpfedls.engine.compiled import images, patches, pooling
+from dpfedls.engine.compiled import images, pooling
 from dpfedls.engine.compiled.before import Before, with_bias
 from dpfedls.engine.compiled.program import Row
 from dpfedls.engine.compiled.registers import LANES
 
 
 def conv2d(layer: nn.Conv2d, before: Before) -> list[Row]:
-    """By shifted images where the stride is 1, and by patches otherwise."""
+    """Any strides, dilation, groups and padding with zeros."""
     if len(before.shape) != 3 or before.shape[0] != layer.in_channels:
         before.refuse(
             layer, f"takes {layer.in_channels} channels, but is given {before.shape} per sample"
@@ -36,36 +36,38 @@ def conv2d(layer: nn.Conv2d, before: Before) -> list[Row]:
     shape = (outputs, (free_y - 1) // stride_y + 1, (free_x - 1) // stride_x + 1)
     kernels = (outputs, channels // groups, tall, wide)
     place = before.weights(layer, with_bias(layer, kernels))
-    even = (all_y, all_x) == (2 * top, 2 * left) and top < tall and left < wide
-    if even and (*layer.stride, *layer.dilation, groups) == (1, 1, 1, 1, 1):
-        sizes = (channels, height, width, outputs, tall, wide, top, left)
-        return [_by_shifts(shape, place, sizes)]
+    # Lines of a phase: what an output and its taps see. Behind a line the next one's margin serves.
+    seen_y, seen_x = reach_y // stride_y, reach_x // stride_x
+    lines, line = shape[1] + seen_y, shape[2] + seen_x
+    if stride_x == 1:
+        line = max(left + width, line - left, shape[2])
+    # The gradient of the outputs has margins as wide as taps reach beyond the image's own.
+    back_top, back_left = max(0, seen_y - top // stride_y), max(0, seen_x - left // stride_x)
+    last_y, last_x = (top + height - 1) // stride_y, (left + width - 1) // stride_x
+    back_lines = back_top + max(shape[1], last_y + 1)
+    back_line = max(back_left + shape[2], last_x + 1)
     sizes = (
         channels, height, width, outputs, groups, tall, wide, top, left, stride_y, stride_x,
-        apart_y, apart_x, *shape[1:],
+        apart_y, apart_x, *shape[1:], lines, line, back_lines, back_line, back_top, back_left,
     )  # fmt: skip
-    rows = channels // groups * tall * wide
-    functions = patches.patch_convolution, patches.patch_convolution_backward
-    scratch, starts = rows * shape[1] * shape[2], max(rows, outputs)
-    return [Row(*functions, shape, *place, sizes, scratch=scratch, starts=starts)]
-
-
-def _by_shifts(shape: tuple[int, ...], place: tuple[int, int], sizes: tuple[int, ...]) -> Row:
-    channels, height, width, outputs, tall, wide, top, left = sizes
-    padded = (height + 2 * top) * (width + 2 * left)
-    padded_back = (height + tall - 1) * (width + wide - 1)  # dy with its margin, see ``images``
-    forward = outputs * (padded + LANES)
-    backward = channels * outputs * tall * wide + (outputs + channels) * (padded_back + LANES)
-    return Row(
-        images.convolution,
-        images.convolution_backward,
-        shape,
-        *place,
-        sizes,
-        kept=channels * padded + LANES,
-        scratch=max(forward, backward),
-        starts=max(channels, outputs) * tall * wide,
-    )
+    phases = min(stride_y, reach_y + 1) * min(stride_x, reach_x + 1)
+    each, inside = outputs // groups, channels // groups
+    back = each * back_lines * back_line + back_line + LANES
+    return [
+        Row(
+            images.convolution,
+            images.convolution_backward,
+            shape,
+            *place,
+            sizes,
+            kept=channels * phases * lines * line + line + LANES,
+            scratch=max(
+                each * (lines * line + LANES),
+                inside * (each * tall * wide + back_lines * back_line + LANES) + back,
+            ),
+            starts=max(each, inside) * tall * wide,
+        )
+    ]
 
 
 def max_pool2d(layer: nn.MaxPool2d, before: Before) -> list[Row]:
