@@ -199,6 +199,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
         ),
         _pixels(2, 6, 7),
     ),
+    "lines of numbers": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3, padding="same"), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool1d(2),
+            nn.Conv1d(4, 4, 2, stride=2, padding=1, dilation=2, groups=2), nn.AvgPool1d(2, 1, 1),
+            nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3),
+        ),
+        _pixels(2, 13),
+    ),
     "the paper's network, thin": (
         lambda: nn.Sequential(*cnn(1 / 16)[:-1], nn.Linear(12, 3)),
         _pixels(3, 32, 32),
@@ -603,6 +611,7 @@ def on_images(layer: nn.Module) -> Callable[[], nn.Module]:
             "count_include_pad=False",
         ),
         (on_images(nn.AdaptiveAvgPool2d(4)), (2, 6, 6), "unlike sizes"),
+        (lambda: nn.Conv1d(2, 3, 2), (2, 6, 6), r"takes lines of numbers, but is given \(2, 6"),
         (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(6, 3)), (2, 6), "flattens other"),
         (
             lambda: nn.Sequential(nn.TransformerEncoderLayer(6, 2, 9, batch_first=True)),

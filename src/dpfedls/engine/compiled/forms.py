@@ -161,10 +161,14 @@ def _dropout(layer: nn.Dropout, before: Before) -> list[Row]:
 _FORMS: dict[type[nn.Module], Callable[..., list[Row]]] = {
     nn.Linear: _linear,
     nn.MultiheadAttention: _self_attention,  # of an encoder layer, see ``recognition``
-    nn.Conv2d: image_forms.conv2d,
-    nn.MaxPool2d: image_forms.max_pool2d,
-    nn.AvgPool2d: image_forms.avg_pool2d,
-    nn.AdaptiveAvgPool2d: image_forms.adaptive_avg_pool2d,
+    nn.Conv1d: image_forms.convolution,
+    nn.Conv2d: image_forms.convolution,
+    nn.MaxPool1d: image_forms.max_pool,
+    nn.MaxPool2d: image_forms.max_pool,
+    nn.AvgPool1d: image_forms.avg_pool,
+    nn.AvgPool2d: image_forms.avg_pool,
+    nn.AdaptiveAvgPool1d: image_forms.adaptive_avg_pool,
+    nn.AdaptiveAvgPool2d: image_forms.adaptive_avg_pool,
     nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
     nn.ReLU: _pointwise(activations.relu, activations.relu_backward),
