@@ -64,7 +64,9 @@ def test_logistic_regression_written_out_is_what_autograd_does():
     assert float((flat.weights - centre).norm()) == pytest.approx(workload.clip_norm, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lstm", "resnet-8", "gru"])
+@pytest.mark.parametrize(
+    "name", ["logistic", "mlp", "cnn", "lstm", "resnet-8", "transformer", "gru"]
+)
 def test_the_peers_models_are_ours(name):
     theirs, mine = models.make_model(name), ours.our_model(name)
     assert Layout.of(theirs) == Layout.of(mine)

@@ -36,22 +36,36 @@ class CharacterGRU(nn.Module):
         return self.output(self.gru(self.embedding(text))[0][:, -1])
 
 
-class Transformer(nn.Module):
-    """Two of torch's own encoder layers on the characters and where they stand."""
+class Positions(nn.Module):
+    """Adds learned numbers to each position."""
 
-    def __init__(self) -> None:
+    def __init__(self, positions: int, wide: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(80, 32)
-        self.places = nn.Parameter(0.02 * torch.randn(32, 32))
-        layers = [
-            nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
-        ]
-        self.layers = nn.Sequential(*layers)
-        self.output = nn.Linear(32, 80)
+        self.weight = nn.Parameter(0.02 * torch.randn(positions, wide))
 
-    def forward(self, text: Tensor) -> Tensor:
-        """Scores of each character to come next."""
-        return self.output(self.layers(self.embedding(text) + self.places)[:, -1])
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return x + self.weight
+
+
+class Last(nn.Module):
+    """The last position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, wide)."""
+        return x[:, -1]
+
+
+def transformer(
+    positions: Callable[..., nn.Module] = Positions, last: Callable[[], nn.Module] = Last
+) -> nn.Sequential:
+    """Two of torch's own encoder layers on characters; the other layers are ours in our runner."""
+    layers = [
+        nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
+    ]
+    return nn.Sequential(
+        nn.Embedding(80, 32), positions(32, 32), *layers, last(), nn.Linear(32, 80)
+    )
 
 
 class Residual(nn.Module):
@@ -119,7 +133,7 @@ _MAKERS: dict[str, Callable[[], nn.Module]] = {
     "lstm": CharacterLSTM,
     "gelu-mlp": gelu_mlp,
     "resnet-8": resnet8,
-    "transformer": Transformer,
+    "transformer": transformer,
     "gru": CharacterGRU,
 }
 

@@ -20,7 +20,7 @@ from dpfedls.server import Server, ServerState
 from dpfedls.simulation import Simulation
 from dpfedls.tasks import models
 from runners.measure import Rounds, parser
-from runners.models import Transformer, gelu_mlp, make_model, resnet8
+from runners.models import gelu_mlp, make_model, resnet8, transformer
 
 
 def _character_gru() -> nn.Module:
@@ -41,7 +41,7 @@ _MAKERS = {
     "lstm": lambda: models.character_lstm(80, hidden=64),
     "gelu-mlp": gelu_mlp,
     "resnet-8": lambda: resnet8(models.Residual),
-    "transformer": Transformer,
+    "transformer": lambda: transformer(models.PositionEmbedding, models.LastPosition),
     "gru": _character_gru,
 }
 

@@ -33,6 +33,7 @@ from dpfedls.tasks.models import (
     GRU,
     LSTM,
     LastPosition,
+    PositionEmbedding,
     Residual,
     Standardise,
     character_lstm,
@@ -58,6 +59,13 @@ def _images(net: nn.Module, flat: int) -> nn.Module:
 
 def _between(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), *layers, nn.Linear(8, 3))
+
+
+def _encoder_layer(wide: int, heads: int, **options: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(wide, heads, 9, 0.0, batch_first=True, **options)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return layer
 
 
 def _drawn(layer: nn.Module) -> nn.Module:
@@ -191,6 +199,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
         ),
         _pixels(2, 6, 7),
     ),
+    "lines of numbers": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3, padding="same"), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool1d(2),
+            nn.Conv1d(4, 4, 2, stride=2, padding=1, dilation=2, groups=2), nn.AvgPool1d(2, 1, 1),
+            nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3),
+        ),
+        _pixels(2, 13),
+    ),
     "the paper's network, thin": (
         lambda: nn.Sequential(*cnn(1 / 16)[:-1], nn.Linear(12, 3)),
         _pixels(3, 32, 32),
@@ -225,6 +241,26 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "a window of tokens": (
         lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.GELU(), nn.Linear(12, 3)),
         _letters(5, 4),
+    ),
+    "transformer of two layers": (
+        lambda: nn.Sequential(
+            nn.Embedding(5, 12), PositionEmbedding(7, 12),
+            nn.TransformerEncoder(_encoder_layer(12, 4), 2, nn.LayerNorm(12), False),
+            LastPosition(), nn.Linear(12, 3),
+        ),
+        _letters(5, 7),
+    ),
+    "transformer of numbers, norms first": (
+        lambda: nn.Sequential(
+            PositionEmbedding(4, 6),
+            _encoder_layer(6, 2, activation="gelu", norm_first=True, bias=False),
+            _encoder_layer(6, 1, activation=nn.SiLU()), nn.Flatten(), nn.Linear(24, 3),
+        ),
+        _pixels(4, 6),
+    ),
+    "attention of one position": (
+        lambda: nn.Sequential(_encoder_layer(6, 6), nn.Flatten(), nn.Linear(6, 3)),
+        _pixels(1, 6),
     ),
     "the last of some numbers": (
         lambda: nn.Sequential(nn.Linear(4, 5), LastPosition(), nn.Linear(5, 3)),
@@ -575,7 +611,18 @@ def on_images(layer: nn.Module) -> Callable[[], nn.Module]:
             "count_include_pad=False",
         ),
         (on_images(nn.AdaptiveAvgPool2d(4)), (2, 6, 6), "unlike sizes"),
+        (lambda: nn.Conv1d(2, 3, 2), (2, 6, 6), r"takes lines of numbers, but is given \(2, 6"),
         (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(6, 3)), (2, 6), "flattens other"),
+        (
+            lambda: nn.Sequential(nn.TransformerEncoderLayer(6, 2, 9, batch_first=True)),
+            (4, 6),
+            r"layer '0' \(TransformerEncoderLayer\) has dropout",
+        ),
+        (
+            lambda: nn.Sequential(nn.TransformerEncoderLayer(6, 2, 9, 0.0)),
+            (4, 6),
+            r"layer '0.self_attn' \(MultiheadAttention\) has batch_first=False",
+        ),
         (
             lambda: nn.Sequential(Residual(nn.Linear(2, 1)), nn.Linear(2, 3)),
             (2,),

@@ -91,14 +91,6 @@ def _weights(module: LSTM | GRU, layer: int) -> tuple[Tensor, ...]:
 _KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-class LastPosition(nn.Module):
-    """The last position of a sequence (batch, positions, …)."""
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        """(batch, …)."""
-        return sequence[:, -1]
-
-
 class Recurrence(torch.autograd.Function):
     """``recurrence`` with a first dimension of clients, and separate weights per client."""
 

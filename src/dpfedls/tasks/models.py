@@ -7,8 +7,10 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
+from dpfedls.engine.positions import LastPosition
+from dpfedls.engine.positions import PositionEmbedding as PositionEmbedding
 from dpfedls.engine.recurrence import GRU as GRU
-from dpfedls.engine.recurrence import LSTM, LastPosition
+from dpfedls.engine.recurrence import LSTM
 from dpfedls.engine.residual import Residual as Residual
 
 

@@ -40,14 +40,6 @@ def transpose(matrix, out, rows, columns):
 
 
 @jit
-def add_transpose(matrix, out, rows, columns):
-    """``out += matrixᵀ``."""
-    for r in range(rows):
-        for c in range(columns):
-            out[c * rows + r] += matrix[r * columns + c]
-
-
-@jit
 def settle(weights):
     """The weights themselves, in ``weights.values``."""
     settle_part(weights, 0, weights.values)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dpfedls.engine.compiled.arrays import ONCE, ONE, ZERO, descend, fill, settle_part
 from dpfedls.engine.compiled.products import combine_at, dots_at, rows_at
+from dpfedls.engine.jit import jit
 
 DEEPER = 4  # times as many rows at once backwards, where each lot reads and writes all of dx
+# Rows enough to pay for putting the weights in columns, and rows too short for dot products.
+_MANY, _SHORT = 64, 128
 
 
 def linear(sizes, options, weights, x, y, kept, work):
@@ -17,11 +20,31 @@ def linear(sizes, options, weights, x, y, kept, work):
     for s in range(count):
         for o in range(outputs):
             y[s * outputs + o] = bias[o] if len(bias) else ZERO
+    if count >= _MANY and inputs <= _SHORT:
+        _by_columns(weights, x, y, inputs, outputs, many * DEEPER, part, work)
+        return
     rows_at(work.starts, many, inputs)
     for first in range(0, outputs, many):
         many = min(many, outputs - first)
         settle_part(weights, first * inputs, part[: many * inputs])
         dots_at(work.dots, x, inputs, count, part, work.starts, many, inputs, y[first:], outputs)
+
+
+@jit
+def _by_columns(weights, x, y, inputs, outputs, many, part, work):
+    """``y += x Wᵀ`` for many short rows of x, where a dot product would end before it is fast."""
+    centre, moved, inside = weights.centre, weights.moved, weights.inside
+    for first in range(0, outputs, many):
+        many = min(many, outputs - first)
+        for o in range(many):
+            at = (first + o) * inputs
+            for k in range(inputs):
+                part[k * many + o] = centre[at + k] + inside * moved[at + k]
+        rows_at(work.starts, inputs, many)
+        combine_at(
+            work.combine, x, inputs, ONCE, len(x) // inputs, part, work.starts, inputs, many,
+            y[first:], outputs, ONE,
+        )  # fmt: skip
 
 
 def linear_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):

@@ -11,6 +11,7 @@ from torch import nn
 
 from dpfedls.engine.compiled import (
     activations,
+    attention,
     dense,
     image_forms,
     normalisation,
@@ -19,7 +20,8 @@ from dpfedls.engine.compiled import (
 from dpfedls.engine.compiled.before import Before, with_bias
 from dpfedls.engine.compiled.program import Row
 from dpfedls.engine.compiled.registers import COLUMNS
-from dpfedls.engine.recurrence import GRU, LSTM, LastPosition
+from dpfedls.engine.positions import LastPosition, PositionEmbedding
+from dpfedls.engine.recurrence import GRU, LSTM
 
 _AT_ONCE = 2**12  # weights of a linear layer that are put together and used: 16 KiB stay cached
 
@@ -42,40 +44,71 @@ def _linear(layer: nn.Linear, before: Before) -> list[Row]:
     inputs, outputs, shape = layer.in_features, layer.out_features, before.shape
     if shape[-1:] != (inputs,):
         before.refuse(layer, f"takes {inputs} inputs, but is given {shape} per sample")
-    place, count = before.weights(layer, with_bias(layer, (outputs, inputs)))
-    rows = before.batch * math.prod(shape[:-1])
+    place = before.weights(layer, with_bias(layer, (outputs, inputs)))
+    return [_linear_row(inputs, outputs, before, *place)]
+
+
+def _linear_row(inputs: int, outputs: int, before: Before, place: int, count: int) -> Row:
+    rows = before.batch * math.prod(before.shape[:-1])
     together = max(1, _AT_ONCE // (COLUMNS * max(1, inputs))) * COLUMNS  # whole blocks of a product
+    return Row(
+        dense.linear,
+        dense.linear_backward,
+        (*before.shape[:-1], outputs),
+        place,
+        count,
+        (inputs, outputs, together),
+        scratch=outputs + inputs * together * dense.DEEPER,
+        starts=max(together * dense.DEEPER, inputs, rows),
+    )
+
+
+def _self_attention(layer: nn.MultiheadAttention, before: Before) -> list[Row]:
+    """One product to queries, keys and values, attention, one product behind it."""
+    wide, heads, deep = layer.embed_dim, layer.num_heads, layer.head_dim
+    if len(before.shape) != 2 or before.shape[1] != wide:
+        before.refuse(layer, f"takes positions of {wide} numbers, but is given {before.shape}")
+    if not layer.batch_first or layer.dropout or layer.add_zero_attn:
+        before.refuse(layer, "has batch_first=False, dropout or add_zero_attn, not compiled")
+    shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (3 * wide, wide)}
+    shapes |= {"in_proj_bias": (3 * wide,)} if layer.in_proj_bias is not None else {}
+    first = sum(map(math.prod, shapes.values()))
+    behind = with_bias(layer.out_proj, (wide, wide))
+    shapes |= {f"out_proj.{name}": shape for name, shape in behind.items()}
+    place, count = before.weights(layer, shapes)
+    positions = before.shape[0]
+    middle = Row(
+        attention.attention,
+        attention.attention_backward,
+        before.shape,
+        sizes=(positions, wide, heads, int(before.order == "positions")),
+        kept=heads * positions * positions,
+        scratch=positions * (deep + positions),
+        starts=2 * positions + deep,
+    )
     return [
-        Row(
-            dense.linear,
-            dense.linear_backward,
-            (*shape[:-1], outputs),
-            place,
-            count,
-            (inputs, outputs, together),
-            scratch=outputs + inputs * together * dense.DEEPER,
-            starts=max(together * dense.DEEPER, rows),
-        )
+        _linear_row(wide, 3 * wide, before, place, first),
+        middle,
+        _linear_row(wide, wide, before, place + first, count - first),
     ]
 
 
 def _normalise(
-    layer: nn.LayerNorm | nn.GroupNorm, before: Before, size: int, parts: int, area: int,
-    shape: tuple[int, ...],
+    layer: nn.LayerNorm | nn.GroupNorm, before: Before, functions: tuple[Any, Any],
+    sizes: tuple[int, ...], shape: tuple[int, ...],
 ) -> list[Row]:  # fmt: skip
     has = {"weight": layer.weight, "bias": layer.bias}
     shapes = {name: shape for name, tensor in has.items() if tensor is not None}
     numbers = math.prod(before.shape)
     return [
         Row(
-            normalisation.normalise,
-            normalisation.normalise_backward,
+            *functions,
             before.shape,
             *before.weights(layer, shapes),
-            (size, parts, area),
+            sizes,
             (layer.eps,),
-            kept=numbers + numbers // size,
-            scratch=before.batch * numbers,
+            kept=numbers + numbers // sizes[0],
+            scratch=sizes[0],
         )
     ]
 
@@ -84,8 +117,8 @@ def _layer_norm(layer: nn.LayerNorm, before: Before) -> list[Row]:
     shape = tuple(layer.normalized_shape)
     if before.shape[-len(shape) :] != shape or (before.order == "positions" and len(shape) != 1):
         before.refuse(layer, f"normalises {shape}, but is given {before.shape} per sample")
-    size = math.prod(shape)
-    return _normalise(layer, before, size, size, 1, shape)
+    functions = normalisation.layer_norm, normalisation.layer_norm_backward
+    return _normalise(layer, before, functions, (math.prod(shape),), shape)
 
 
 def _group_norm(layer: nn.GroupNorm, before: Before) -> list[Row]:
@@ -93,8 +126,9 @@ def _group_norm(layer: nn.GroupNorm, before: Before) -> list[Row]:
     if shape[0] != channels or before.order != "samples":
         before.refuse(layer, f"normalises {channels} channels, but is given {shape} per sample")
     area = math.prod(shape[1:])
-    size = channels // layer.num_groups * area
-    return _normalise(layer, before, size, channels, area, (channels,))
+    functions = normalisation.group_norm, normalisation.group_norm_backward
+    sizes = (channels // layer.num_groups * area, channels, area)
+    return _normalise(layer, before, functions, sizes, (channels,))
 
 
 def _pointwise(
@@ -126,10 +160,15 @@ def _dropout(layer: nn.Dropout, before: Before) -> list[Row]:
 
 _FORMS: dict[type[nn.Module], Callable[..., list[Row]]] = {
     nn.Linear: _linear,
-    nn.Conv2d: image_forms.conv2d,
-    nn.MaxPool2d: image_forms.max_pool2d,
-    nn.AvgPool2d: image_forms.avg_pool2d,
-    nn.AdaptiveAvgPool2d: image_forms.adaptive_avg_pool2d,
+    nn.MultiheadAttention: _self_attention,  # of an encoder layer, see ``recognition``
+    nn.Conv1d: image_forms.convolution,
+    nn.Conv2d: image_forms.convolution,
+    nn.MaxPool1d: image_forms.max_pool,
+    nn.MaxPool2d: image_forms.max_pool,
+    nn.AvgPool1d: image_forms.avg_pool,
+    nn.AvgPool2d: image_forms.avg_pool,
+    nn.AdaptiveAvgPool1d: image_forms.adaptive_avg_pool,
+    nn.AdaptiveAvgPool2d: image_forms.adaptive_avg_pool,
     nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
     nn.ReLU: _pointwise(activations.relu, activations.relu_backward),
@@ -150,6 +189,7 @@ _FORMS: dict[type[nn.Module], Callable[..., list[Row]]] = {
     nn.Embedding: sequence_forms.embedding,
     LSTM: sequence_forms.lstm,
     GRU: sequence_forms.gru,
+    PositionEmbedding: sequence_forms.position_embedding,
     LastPosition: sequence_forms.last_position,
 }
 

@@ -16,6 +16,7 @@ from dpfedls.engine.compiled.arrays import (
     transpose,
 )
 from dpfedls.engine.compiled.products import combine_at, rows_at
+from dpfedls.engine.compiled.sequences import recurrent_gradients
 from dpfedls.engine.jit import jit
 
 
@@ -67,7 +68,7 @@ def gru_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
     gradient = weights.gradient[: len(own)]
     recurrent, bias = wide * inputs, wide * (inputs + hidden)
     gates, carried = kept[: rows * wide], kept[rows * wide :]
-    later, transposed = scratch[:size], scratch[size:]
+    later, scratch = scratch[:size], scratch[size:]
     fill(later, ZERO)
     rows_at(starts, wide, hidden)
     for t in range(positions - 1, -1, -1):
@@ -84,25 +85,8 @@ def gru_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
             work.combine, carried[t * count * wide :], wide, ONCE, count, own[recurrent:], starts,
             wide, hidden, later, hidden, ONE,
         )  # fmt: skip
-    if len(d_x):
-        rows_at(starts, wide, inputs)
-        combine_at(
-            work.combine, gates, wide, ONCE, rows, own, starts, wide, inputs, d_x, inputs, ZERO
-        )
-    rows_at(starts, rows, wide)
-    combine_at(
-        work.combine, x, ONCE, inputs, inputs, gates, starts, rows, wide, transposed, wide, ZERO
-    )
-    transpose(transposed, gradient, inputs, wide)
-    following = carried[count * wide :]  # each belongs to the state one position before it
-    combine_at(
-        work.combine, y, ONCE, hidden, hidden, following, starts, rows - count, wide, transposed,
-        wide, ZERO,
-    )  # fmt: skip
-    transpose(transposed, gradient[recurrent:], hidden, wide)
-    fill(gradient[bias:], ZERO)
+    recurrent_gradients(sizes, wide, own, x, y, gates, carried, d_x, gradient, scratch, work)
     for r in range(rows):
-        add(gates[r * wide : (r + 1) * wide], gradient[bias : bias + wide])
         add(carried[r * wide : (r + 1) * wide], gradient[bias + wide : bias + 2 * wide])
     return descend(weights, 0, gradient)
 

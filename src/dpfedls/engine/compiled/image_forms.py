@@ -1,4 +1,4 @@
-"""The compiled forms of layers on images: convolution and pooling."""
+"""The compiled forms of convolution and pooling, of images and of lines: images of height 1."""
 
 from __future__ import annotations
 
@@ -7,79 +7,83 @@ from typing import Any
 
 from torch import nn
 
-from dpfedls.engine.compiled import images, patches, pooling
+from dpfedls.engine.compiled import images, pooling
 from dpfedls.engine.compiled.before import Before, with_bias
 from dpfedls.engine.compiled.program import Row
 from dpfedls.engine.compiled.registers import LANES
 
 
-def conv2d(layer: nn.Conv2d, before: Before) -> list[Row]:
-    """By shifted images where the stride is 1, and by patches otherwise."""
-    if len(before.shape) != 3 or before.shape[0] != layer.in_channels:
+def convolution(layer: nn.Conv1d | nn.Conv2d, before: Before) -> list[Row]:
+    """Any strides, dilation, groups and padding with zeros."""
+    channels, height, width = _image(layer, before)
+    if channels != layer.in_channels:
         before.refuse(
             layer, f"takes {layer.in_channels} channels, but is given {before.shape} per sample"
         )
     if layer.padding_mode != "zeros":
         before.refuse(layer, f"has padding_mode {layer.padding_mode!r}; only 'zeros' is compiled")
-    (channels, height, width), outputs = before.shape, layer.out_channels
-    (tall, wide), (apart_y, apart_x) = layer.kernel_size, layer.dilation
-    (stride_y, stride_x), groups = layer.stride, layer.groups
+    outputs, groups = layer.out_channels, layer.groups
+    (tall, wide), (apart_y, apart_x), (stride_y, stride_x) = (
+        _pair(layer, option) for option in (layer.kernel_size, layer.dilation, layer.stride)
+    )
     reach_y, reach_x = apart_y * (tall - 1), apart_x * (wide - 1)
     if layer.padding == "same":  # an odd margin is larger behind the image than before it
         top, left, all_y, all_x = reach_y // 2, reach_x // 2, reach_y, reach_x
     else:
-        top, left = (0, 0) if isinstance(layer.padding, str) else layer.padding
+        top, left = (0, 0) if layer.padding == "valid" else _pair(layer, layer.padding, 0)
         all_y, all_x = 2 * top, 2 * left
     free_y, free_x = height + all_y - reach_y, width + all_x - reach_x
     if min(free_y, free_x) < 1:
         before.refuse(layer, f"has kernels larger than its images of {height} × {width}")
     shape = (outputs, (free_y - 1) // stride_y + 1, (free_x - 1) // stride_x + 1)
-    kernels = (outputs, channels // groups, tall, wide)
+    kernels = (outputs, channels // groups, *layer.kernel_size)
     place = before.weights(layer, with_bias(layer, kernels))
-    even = (all_y, all_x) == (2 * top, 2 * left) and top < tall and left < wide
-    if even and (*layer.stride, *layer.dilation, groups) == (1, 1, 1, 1, 1):
-        sizes = (channels, height, width, outputs, tall, wide, top, left)
-        return [_by_shifts(shape, place, sizes)]
+    # Lines of a phase: what an output and its taps see. Behind a line the next one's margin serves.
+    seen_y, seen_x = reach_y // stride_y, reach_x // stride_x
+    lines, line = shape[1] + seen_y, shape[2] + seen_x
+    if stride_x == 1:
+        line = max(left + width, line - left, shape[2])
+    # The gradient of the outputs has margins as wide as taps reach beyond the image's own.
+    back_top, back_left = max(0, seen_y - top // stride_y), max(0, seen_x - left // stride_x)
+    last_y, last_x = (top + height - 1) // stride_y, (left + width - 1) // stride_x
+    back_lines = back_top + max(shape[1], last_y + 1)
+    back_line = max(back_left + shape[2], last_x + 1)
     sizes = (
         channels, height, width, outputs, groups, tall, wide, top, left, stride_y, stride_x,
-        apart_y, apart_x, *shape[1:],
+        apart_y, apart_x, *shape[1:], lines, line, back_lines, back_line, back_top, back_left,
     )  # fmt: skip
-    rows = channels // groups * tall * wide
-    functions = patches.patch_convolution, patches.patch_convolution_backward
-    scratch, starts = rows * shape[1] * shape[2], max(rows, outputs)
-    return [Row(*functions, shape, *place, sizes, scratch=scratch, starts=starts)]
+    phases = min(stride_y, reach_y + 1) * min(stride_x, reach_x + 1)
+    each, inside = outputs // groups, channels // groups
+    back = each * back_lines * back_line + back_line + LANES
+    return [
+        Row(
+            images.convolution,
+            images.convolution_backward,
+            _shape(layer, shape),
+            *place,
+            sizes,
+            kept=channels * phases * lines * line + line + LANES,
+            scratch=max(
+                each * (lines * line + LANES),
+                inside * (each * tall * wide + back_lines * back_line + LANES) + back,
+            ),
+            starts=max(each, inside) * tall * wide,
+        )
+    ]
 
 
-def _by_shifts(shape: tuple[int, ...], place: tuple[int, int], sizes: tuple[int, ...]) -> Row:
-    channels, height, width, outputs, tall, wide, top, left = sizes
-    padded = (height + 2 * top) * (width + 2 * left)
-    padded_back = (height + tall - 1) * (width + wide - 1)  # dy with its margin, see ``images``
-    forward = outputs * (padded + LANES)
-    backward = channels * outputs * tall * wide + (outputs + channels) * (padded_back + LANES)
-    return Row(
-        images.convolution,
-        images.convolution_backward,
-        shape,
-        *place,
-        sizes,
-        kept=channels * padded + LANES,
-        scratch=max(forward, backward),
-        starts=max(channels, outputs) * tall * wide,
-    )
-
-
-def max_pool2d(layer: nn.MaxPool2d, before: Before) -> list[Row]:
+def max_pool(layer: nn.MaxPool1d | nn.MaxPool2d, before: Before) -> list[Row]:
     """Any windows and padding."""
-    if _pair(layer.dilation) != (1, 1) or layer.ceil_mode or layer.return_indices:
+    if _pair(layer, layer.dilation) != (1, 1) or layer.ceil_mode or layer.return_indices:
         before.refuse(layer, "has dilation, ceil_mode or return_indices, which are not compiled")
     window = (layer.kernel_size, layer.stride, layer.padding)
     return _pool(layer, before, (pooling.max_pool, pooling.max_pool_backward), window)
 
 
-def avg_pool2d(layer: nn.AvgPool2d, before: Before) -> list[Row]:
+def avg_pool(layer: nn.AvgPool1d | nn.AvgPool2d, before: Before) -> list[Row]:
     """Any windows; padding where it counts as zeros."""
-    margin = _pair(layer.padding) != (0, 0) and not layer.count_include_pad
-    if layer.ceil_mode or layer.divisor_override or margin:
+    margin = any(_pair(layer, layer.padding, 0)) and not layer.count_include_pad
+    if layer.ceil_mode or getattr(layer, "divisor_override", None) or margin:
         before.refuse(
             layer, "has ceil_mode, divisor_override or count_include_pad=False, not compiled"
         )
@@ -87,15 +91,16 @@ def avg_pool2d(layer: nn.AvgPool2d, before: Before) -> list[Row]:
     return _pool(layer, before, (pooling.mean_pool, pooling.mean_pool_backward), window)
 
 
-def adaptive_avg_pool2d(layer: nn.AdaptiveAvgPool2d, before: Before) -> list[Row]:
+def adaptive_avg_pool(
+    layer: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, before: Before
+) -> list[Row]:
     """Where all windows have one size, as for an output of 1 × 1."""
-    wanted = layer.output_size
-    down, across = (wanted, wanted) if not isinstance(wanted, tuple) else wanted
-    height, width = before.shape[-2:] if len(before.shape) == 3 else (1, 1)
+    _, height, width = _image(layer, before)
+    down, across = _pair(layer, layer.output_size)
     down, across = down or height, across or width
     if height % down or width % across:
         before.refuse(layer, f"has windows of unlike sizes on images of {height} × {width}")
-    window = (height // down, width // across)
+    window = (height // down, width // across)[-_dimensions(layer) :]
     functions = (pooling.mean_pool, pooling.mean_pool_backward)
     return _pool(layer, before, functions, (window, window, 0))
 
@@ -104,10 +109,9 @@ def _pool(
     layer: nn.Module, before: Before, functions: tuple[Any, Any], window: tuple[Any, Any, Any]
 ) -> list[Row]:
     """Pooling by windows of a size, a stride and a padding."""
-    if len(before.shape) != 3:
-        before.refuse(layer, f"takes images, but is given {before.shape} per sample")
-    channels, height, width = before.shape
-    (tall, wide), (stride_y, stride_x), (pad_y, pad_x) = map(_pair, window)
+    channels, height, width = _image(layer, before)
+    (tall, wide), (stride_y, stride_x) = (_pair(layer, option) for option in window[:2])
+    pad_y, pad_x = _pair(layer, window[2], 0)
     down, across = (
         (height + 2 * pad_y - tall) // stride_y + 1,
         (width + 2 * pad_x - wide) // stride_x + 1,
@@ -117,8 +121,31 @@ def _pool(
     shape = (channels, down, across)
     sizes = (height, width, tall, wide, stride_y, stride_x, pad_y, pad_x, down, across)
     kept = math.prod(shape) if functions[0] is pooling.max_pool else 0
-    return [Row(*functions, shape, sizes=sizes, kept=kept)]
+    return [Row(*functions, _shape(layer, shape), sizes=sizes, kept=kept)]
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
+def _dimensions(layer: nn.Module) -> int:
+    """Of an image 2, of a line 1."""
+    return 1 if isinstance(layer, _OF_LINES) else 2
+
+
+_OF_LINES = (nn.Conv1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
+
+
+def _image(layer: nn.Module, before: Before) -> tuple[int, int, int]:
+    """Channels, height and width before the layer."""
+    if len(before.shape) != 1 + _dimensions(layer) or before.order != "samples":
+        kind = "images" if _dimensions(layer) == 2 else "lines of numbers"
+        before.refuse(layer, f"takes {kind}, but is given {before.shape} per sample")
+    channels, *sides = before.shape
+    return (channels, sides[0] if len(sides) == 2 else 1, sides[-1])
+
+
+def _shape(layer: nn.Module, image: tuple[int, int, int]) -> tuple[int, ...]:
+    return image if _dimensions(layer) == 2 else (image[0], image[2])
+
+
+def _pair(layer: nn.Module, value: Any, of_a_line: int = 1) -> tuple[Any, Any]:
+    """An option in y and x; in y a line has a kernel, window and stride of 1, and no padding."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value,) * _dimensions(layer)
+    return (of_a_line, values[0]) if len(values) == 1 else (values[0], values[1])

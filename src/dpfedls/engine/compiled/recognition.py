@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dpfedls.engine.chains import serves_many
 from dpfedls.engine.compiled import NotCompiled, branches
@@ -50,31 +52,76 @@ def program_of(model: nn.Module, layout: Layout, sample: Tensor, batch: int) -> 
 
 def _rows(module: nn.Module, before: Before, skip: int, done: int) -> tuple[list[Row], Before]:
     """All rows of a module; the first ``skip`` leaves prepare samples, ``done`` rows are there."""
-    if type(module) is nn.Sequential:
-        rows: list[Row] = []
-        for name, child in _children(module):
-            leaves = len(list(_leaves(child)))
-            inner = replace(before, name=f"{before.name}.{name}" if before.name else name)
-            made, before = _rows(child, inner, min(skip, leaves), done + len(rows))
-            before = replace(before, name=inner.name.rpartition(".")[0])
-            rows, skip = rows + made, skip - min(skip, leaves)
-        return rows, before
-    if type(module) is Residual:
-        return _residual(module, before, done)
-    return ([], before) if skip else rows_of(module, before)
+    parts = _PARTS.get(type(module))
+    if parts is None:
+        return ([], before) if skip else rows_of(module, before)
+    rows: list[Row] = []
+    for part in parts(module, before):
+        if isinstance(part, list):
+            made, before = _residual(module, part, before, done + len(rows))
+        else:
+            leaves = len(list(_leaves(part[1])))
+            made, before = _named(part, before, min(skip, leaves), done + len(rows))
+            skip -= min(skip, leaves)
+        rows += made
+    return rows, before
 
 
-def _residual(module: Residual, before: Before, done: int) -> tuple[list[Row], Before]:
+def _named(part: Part, before: Before, skip: int, done: int) -> tuple[list[Row], Before]:
+    """The rows of a part, which is called by its name inside."""
+    name, module = part
+    inner = replace(before, name=f"{before.name}.{name}" if before.name else name)
+    rows, after = _rows(module, inner, skip, done)
+    return rows, replace(after, name=before.name)
+
+
+def _residual(
+    module: nn.Module, body: list[Part], before: Before, done: int
+) -> tuple[list[Row], Before]:
+    """``x`` plus what a body makes of it."""
     if before.order == "tokens":
         before.refuse(module, "is given whole numbers, which only an embedding reads")
-    numbers = math.prod(before.shape)
-    fork = Row(branches.fork, branches.fork_backward, before.shape, kept=numbers)
-    inside = replace(before, name=f"{before.name}.body" if before.name else "body")
-    body, after = _rows(module.body, inside, 0, done + 1)
+    numbers, after = math.prod(before.shape), before
+    rows = [Row(branches.fork, branches.fork_backward, before.shape, kept=numbers)]
+    for part in body:
+        made, after = _named(part, after, 0, done + len(rows))
+        rows += made
     if (after.shape, after.order) != (before.shape, before.order):
         before.refuse(module, f"adds {after.shape} to {before.shape}, which are not alike")
     join = Row(branches.join, branches.join_backward, before.shape, keeps_with=done)
-    return [fork, *body, join], before
+    return [*rows, join], before
+
+
+def _encoder_layer(layer: nn.TransformerEncoderLayer, before: Before) -> list[Part | list[Part]]:
+    """Attention and two linear layers, each added to its inputs, with norms before or behind."""
+    if any(dropout.p for dropout in (layer.dropout, layer.dropout1, layer.dropout2)):
+        before.refuse(layer, "has dropout; only dropout=0 is compiled")
+    activation = _ACTIVATIONS.get(layer.activation, layer.activation)
+    if not isinstance(activation, nn.Module):
+        before.refuse(layer, "has an activation that is neither a module nor relu or gelu")
+    attention: list[Part] = [("self_attn", layer.self_attn)]
+    dense: list[Part] = [("linear1", layer.linear1), ("activation", activation)]
+    dense.append(("linear2", layer.linear2))
+    norms: list[Part] = [("norm1", layer.norm1), ("norm2", layer.norm2)]
+    if layer.norm_first:
+        return [[norms[0], *attention], [norms[1], *dense]]
+    return [attention, norms[0], dense, norms[1]]
+
+
+def _encoder(encoder: nn.TransformerEncoder, _: Before) -> list[Part | list[Part]]:
+    layers: list[Part] = [(f"layers.{k}", layer) for k, layer in enumerate(encoder.layers)]
+    return [*layers, *([("norm", encoder.norm)] if encoder.norm is not None else [])]
+
+
+Part: TypeAlias = tuple[str, nn.Module]
+# What a module runs one after the other; a list is a body that is added to its own inputs.
+_PARTS: dict[type[nn.Module], Callable[..., Iterable[Part | list[Part]]]] = {
+    nn.Sequential: lambda module, _: _children(module),
+    Residual: lambda module, _: [[("body", module.body)]],
+    nn.TransformerEncoderLayer: _encoder_layer,
+    nn.TransformerEncoder: _encoder,
+}
+_ACTIVATIONS = {functional.relu: nn.ReLU(), functional.gelu: nn.GELU()}
 
 
 def _children(module: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:

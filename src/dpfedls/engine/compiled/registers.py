@@ -125,7 +125,31 @@ def _dots_block(typing, rows, a, a_stride, b, starts, columns, length, out, out_
     return signature, generate
 
 
+def _move(typing, source, at, target, to, count):
+    """``target[to:][:count] = source[at:][:count]``: a line of an image is short for a loop."""
+    signature = types.void(source, types.int64, target, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+        _, at, _, to, count = values
+        code = _Code(builder)
+        source, target = (code.data(context, kinds, values, k) for k in (0, 2))
+        source, target = code.at(source, at), code.at(target, to)
+        whole = builder.and_(count, _int(-LANES))
+
+        def part(t: Any, mask: Any) -> list[Any]:
+            code.store(code.load(code.at(source, t), mask), code.at(target, t), mask)
+            return []
+
+        code.loop(_int(0), whole, LANES, [], lambda t, _: part(t, None))
+        rest = code.first(builder.sub(count, whole))
+        code.loop(whole, count, LANES, [], lambda t, _: part(t, rest))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 # Numba passes ``typing``, not the caller.
+move: Any = intrinsic(_move)
 combine_block: Any = intrinsic(_combine_block)
 dots_block: Any = intrinsic(_dots_block)
 

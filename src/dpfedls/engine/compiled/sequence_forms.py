@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from dpfedls.engine.compiled import attention, sequences
 from dpfedls.engine.compiled import gru as gru_code
-from dpfedls.engine.compiled import sequences
 from dpfedls.engine.compiled.before import Before
 from dpfedls.engine.compiled.program import Row
-from dpfedls.engine.recurrence import GRU, LSTM, LastPosition
+from dpfedls.engine.positions import LastPosition, PositionEmbedding
+from dpfedls.engine.recurrence import GRU, LSTM
 
 
 def embedding(layer: nn.Embedding, before: Before) -> list[Row]:
@@ -71,6 +72,14 @@ def _recurrent(
         )
         place, wide = place + count, hidden
     return rows
+
+
+def position_embedding(layer: PositionEmbedding, before: Before) -> list[Row]:
+    """Any order of positions."""
+    place = before.weights(layer, {"weight": before.shape})
+    sizes = (*before.shape, int(before.order == "positions"))
+    functions = attention.position_embedding, attention.position_embedding_backward
+    return [Row(*functions, before.shape, *place, sizes)]
 
 
 def last_position(layer: LastPosition, before: Before) -> list[Row]:

@@ -15,7 +15,6 @@ from dpfedls.engine.compiled.arrays import (
     TWO,
     ZERO,
     add,
-    add_transpose,
     copy,
     descend,
     fill,
@@ -166,7 +165,6 @@ def lstm_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
     gates, cells = kept[: rows * wide], kept[rows * wide : rows * (wide + hidden)]
     squashed = kept[rows * (wide + hidden) : rows * (wide + 2 * hidden)]
     later, d_cell, scratch = scratch[:size], scratch[size : 2 * size], scratch[2 * size :]
-    fill(gradient, ZERO)
     fill(later, ZERO)
     fill(d_cell, ZERO)
     rows_at(starts, wide, hidden)
@@ -186,29 +184,44 @@ def lstm_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
             work.combine, here, wide, ONCE, count, own[recurrent:], starts, wide, hidden, later,
             hidden, ZERO,
         )  # fmt: skip
+    recurrent_gradients(sizes, wide, own, x, y, gates, gates, d_x, gradient, scratch, work)
+    copy(gradient[bias : bias + wide], gradient[bias + wide :])
+    return descend(weights, 0, gradient)
+
+
+@jit
+def recurrent_gradients(
+    sizes, wide, weights, x, y, by_input, by_state, d_x, gradient, scratch, work
+):
+    """From the gates' gradients, of all positions, those of the inputs, weights and first bias.
+
+    ``by_input`` are the gradients of what the inputs add to the gates, ``by_state`` of what the
+    states add. Gates are long rows and inputs short ones, so those of the weights are computed as
+    their transposes.
+    """
+    inputs, hidden, starts = sizes[0], sizes[1], work.starts
+    rows = len(x) // inputs
+    count, recurrent, bias = rows // sizes[2], wide * inputs, wide * (inputs + hidden)
     if len(d_x):
         rows_at(starts, wide, inputs)
         combine_at(
-            work.combine, gates, wide, ONCE, rows, own, starts, wide, inputs, d_x, inputs, ZERO
-        )
-    # Gates are long rows and inputs short ones, so the gradient of W is computed as its transpose.
+            work.combine, by_input, wide, ONCE, rows, weights, starts, wide, inputs, d_x, inputs,
+            ZERO,
+        )  # fmt: skip
     rows_at(starts, rows, wide)
-    transposed = scratch[: inputs * wide]
     combine_at(
-        work.combine, x, ONCE, inputs, inputs, gates, starts, rows, wide, transposed, wide, ZERO
+        work.combine, x, ONCE, inputs, inputs, by_input, starts, rows, wide, scratch, wide, ZERO
     )
-    add_transpose(transposed, gradient, inputs, wide)
-    transposed = scratch[: hidden * wide]
-    following = gates[count * wide :]  # each belongs to the state one position before it
+    transpose(scratch, gradient, inputs, wide)
+    following = by_state[count * wide :]  # each belongs to the state one position before it
     combine_at(
-        work.combine, y, ONCE, hidden, hidden, following, starts, rows - count, wide, transposed,
+        work.combine, y, ONCE, hidden, hidden, following, starts, rows - count, wide, scratch,
         wide, ZERO,
     )  # fmt: skip
-    add_transpose(transposed, gradient[recurrent:], hidden, wide)
+    transpose(scratch, gradient[recurrent:], hidden, wide)
+    fill(gradient[bias:], ZERO)
     for r in range(rows):
-        add(gates[r * wide : (r + 1) * wide], gradient[bias : bias + wide])
-    copy(gradient[bias : bias + wide], gradient[bias + wide :])
-    return descend(weights, 0, gradient)
+        add(by_input[r * wide : (r + 1) * wide], gradient[bias : bias + wide])
 
 
 @jit
