@@ -128,7 +128,7 @@ def test_replayed_steps_give_the_numbers_of_launched_ones(kind, precision, caplo
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_many_clients_train_at_once_whatever_the_precision(precision):
     """Our convolutions do not round as torch's do, which the probe must not take for a fault."""
-    model, person = cnn(1 / 4).cuda(), (torch.randn(4, 3, 32, 32), torch.arange(4))
+    model, person = cnn().cuda(), (torch.randn(4, 3, 32, 32), torch.arange(4))
     data = ClientData.from_pairs([person]).to(torch.device("cuda"))
     local = LocalSGD(epochs=1, batch_size=4, learning_rate=0.1, precision=precision)
     assert choose(model, data, local).name == "vmapped"

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -37,7 +38,7 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
 
     Where the card is busy all the time a graph would bring nothing but a second set of buffers.
     Recording runs nothing. If it fails nothing has changed: one warning, and every step runs as it
-    would have without.
+    would have without. What is timed here decides how steps are launched, and no number of theirs.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,8 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
         self.pool = torch.cuda.graph_pool_handle()
         self.last: torch.cuda.CUDAGraph | None = None  # a pool lives as long as one of its graphs
         self.compiled = self.failed = False
+        self.worth = 8.0  # replays that pay for a recording: a guess until one was timed
+        self.untimed: tuple[float, float] | None = None  # seconds of the step and of its recording
 
     def run(self, step: Step, batches: Sequence[Batch]) -> None:
         """Each batch in its turn."""
@@ -55,8 +58,8 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
             left[kind] -= 1
             if (kept := graphs.get(kind)) is not None:
                 kept[1].copy_(batch)
-                kept[0].replay()
-            elif kind in graphs or left[kind] < _WORTH or self.failed:
+                self._replay(kept[0])
+            elif kind in graphs or left[kind] < self.worth or self.failed:
                 step(batch, padded)
             elif not self.compiled:  # the first step of all compiles, and takes long for that
                 step(batch, padded)
@@ -64,8 +67,21 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
             else:
                 # As many clients as before never train again once one has finished.
                 graphs = {k: kept for k, kept in graphs.items() if k[0] == len(batch)}
-                waits = _launched(step, batch, padded)
-                graphs[kind] = self._recorded(step, batch.clone(), padded) if waits else None
+                launched, finished = _timed(partial(step, batch, padded))
+                graphs[kind] = None
+                if finished < 1.25 * launched:  # the card kept pace with Python
+                    began = time.perf_counter()
+                    graphs[kind] = self._recorded(step, batch.clone(), padded)
+                    self.untimed = finished, time.perf_counter() - began
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        if self.untimed is None:
+            graph.replay()
+            return
+        (step, recording), self.untimed = self.untimed, None
+        saved = step - _timed(graph.replay)[1]
+        # At most 64, so that something else that held the machine up is not believed for ever.
+        self.worth = recording / max(saved, recording / 64)
 
     def _recorded(
         self, step: Step, place: Tensor, padded: bool
@@ -92,18 +108,15 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
         return graph, place
 
 
-def _launched(step: Step, batch: Tensor, padded: bool) -> bool:
-    """Run a step; whether the card kept pace with Python, and so waited for its launches."""
+def _timed(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds until Python has launched it all, and until the card has finished."""
     torch.cuda.current_stream().synchronize()
     began = time.perf_counter()
-    step(batch, padded)
+    run()
     launched = time.perf_counter()
     torch.cuda.current_stream().synchronize()
-    return time.perf_counter() - launched < (launched - began) / 4
+    return launched - began, time.perf_counter() - began
 
 
 def _kind(batch: Batch) -> tuple[int, bool]:
     return len(batch[0]), batch[1]
-
-
-_WORTH = 8  # replays; recording takes as long as some launched steps

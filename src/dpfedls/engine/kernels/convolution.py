@@ -84,7 +84,7 @@ def convolve(
         rows, height, width, out_height, out_width, *images[0].stride()[:4],
         CHANNELS=channels, OUTPUTS=outputs, SIDE_Y=side_y, SIDE_X=side_x,
         PAD_Y=padding[0], PAD_X=padding[1], BIAS=bias is not None, SPLIT=split,
-        M=128, N=n, K=k, num_warps=8 if n == 128 else 4,
+        M=128, N=n, K=k, num_warps=8 if split and n == 128 else 4,
         num_stages=2 if k == 128 or (split and n == 128) else 3,
     )  # fmt: skip
     return out
@@ -145,7 +145,11 @@ def correlate(
     split, few = len(images) == 2, channels % 64 != 0
     dtype = torch.float32 if split else images[0].dtype
     size = side[0] * side[1] * channels
-    m, n = 128 if few else 64, min(128, max(16, triton.next_power_of_2(outputs)))
+    n = min(128, max(16, triton.next_power_of_2(outputs)))
+    # As above; two taps of 64 channels share a tile, but not of halves, which are twice the loads.
+    m, k, stages = (128, 64, 3) if few else (128, 32, 4)
+    if split:
+        m, k, stages = 128 if few else 64, 32, 3
     # Few programs would leave most of the GPU idle, so several share the rows of one.
     shares = 8 if few else 1
     kept = torch.float32 if few else dtype
@@ -155,8 +159,8 @@ def correlate(
         samples * out_height * out_width, height, width, out_height, out_width,
         *images[0].stride()[:4],
         CHANNELS=channels, OUTPUTS=outputs, SIDE_Y=side[0], SIDE_X=side[1],
-        PAD_Y=padding[0], PAD_X=padding[1], SPLIT=split, M=m, N=n, K=32 if split else 64,
-        SHARES=shares, num_warps=4, num_stages=3,
+        PAD_Y=padding[0], PAD_X=padding[1], SPLIT=split, M=m, N=n, K=k, SHARES=shares,
+        num_warps=4, num_stages=stages,
     )  # fmt: skip
     summed = out.sum(dim=1).to(dtype) if few else out
     return summed.view(clients, *side, channels, outputs)
