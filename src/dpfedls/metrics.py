@@ -32,7 +32,7 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
     sums: dict[str, Tensor] = {}
     kept: list[tuple[Any, Tensor]] = []  # only where a metric needs all samples at once
     for start in range(0, count, _BATCH):
-        x, y = each(lambda part, at=start: as_input(part[at : at + _BATCH]).to(device), samples)
+        x, y = each(lambda part, at=start: as_input(part[at : at + _BATCH].to(device)), samples)
         outputs = model(x)
         losses = loss(outputs, y)
         require_one_loss_per_sample(losses, len(y))

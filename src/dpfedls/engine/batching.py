@@ -2,15 +2,15 @@
 
 Inside ``client_layers``, layers called under vmap with separate weights per client become one
 batched product each (linear, attention, cross-entropy, the LSTM's recurrence), or kernels of ours
-on a GPU (convolution and pooling in bfloat16, for which the vendor's library has no fast path when
-every client has its own weights). An embedding keeps each client to its own rows, which vmap's
+on a GPU (convolution and pooling, for which the vendor's library has no fast path when every client
+has its own weights). An embedding keeps each client to its own rows, which vmap's
 rule does not. Any other call, and any other layer, is left to torch: results agree, only the time
 differs. No operation here adds across the first dimension, the clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -137,7 +137,10 @@ def _recurrence(driven: Tensor, weight: Tensor, bias: Tensor) -> Chosen:
 
 def on_tensor_cores(tensor: Tensor) -> bool:
     """Whether our kernels take this tensor."""
-    return tensor.is_cuda and tensor.dtype == torch.bfloat16
+    if not tensor.is_cuda or tensor.dtype not in (torch.bfloat16, torch.float32):
+        return False
+    # Older cards have no products of bfloat16, by which float32 is multiplied as well.
+    return tensor.dtype == torch.bfloat16 or torch.cuda.get_device_capability(tensor.device)[0] >= 8
 
 
 def of_each_client(tensor: Tensor) -> bool:
@@ -249,51 +252,57 @@ class Convolution(torch.autograd.Function):  # pragma: no cover - GPU, tests/eng
         ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]
     ) -> Tensor:
         from dpfedls.engine.kernels.convolution import convolve
+        from dpfedls.engine.kernels.halves import parts
 
-        ctx.save_for_backward(images, weight)
+        rows = parts(images.permute(0, 1, 3, 4, 2))
+        ctx.save_for_backward(weight, *rows)
         ctx.padding, ctx.has_bias = padding, bias is not None
-        patches, kernels, padding = _as_patches(images, weight, padding)
+        patches, kernels, padding = _as_patches(rows, parts(weight), padding)
         return convolve(patches, kernels, bias, padding)
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
         from dpfedls.engine.kernels.convolution import convolve, correlate
+        from dpfedls.engine.kernels.halves import parts
 
-        images, weight = ctx.saved_tensors
+        weight, *rows = ctx.saved_tensors
         clients, outputs, channels, side_y, side_x = weight.shape
         d_out, d_images = d_outputs[0].permute(0, 1, 3, 4, 2).contiguous(), None
+        d_parts = parts(d_out)
         if ctx.needs_input_grad[0]:
             # d_images is the convolution of d_out with kernels flipped in y and x.
-            flipped = weight.flip(-2, -1).permute(0, 3, 4, 1, 2).contiguous()
+            flipped = parts(weight.flip(-2, -1).permute(0, 3, 4, 1, 2))
             rest = (side_y - 1 - ctx.padding[0], side_x - 1 - ctx.padding[1])
-            d_images = convolve(d_out, flipped, None, rest)
-        patches, kernels, padding = _as_patches(images, weight, ctx.padding)
-        d_kernels = correlate(patches, d_out, (kernels.shape[1], kernels.shape[2]), padding)
+            d_images = convolve(d_parts, flipped, None, rest)
+        patches, kernels, padding = _as_patches(rows, (weight,), ctx.padding)
+        side = (kernels[0].shape[1], kernels[0].shape[2])
+        d_kernels = correlate(patches, d_parts, side, padding)
         d_kernels = d_kernels.view(clients, side_y, side_x, -1, outputs)[..., :channels, :]
         d_bias = d_out.sum(dim=(1, 2, 3)) if ctx.has_bias else None
         return d_images, d_kernels.permute(0, 4, 3, 1, 2), d_bias, None
 
 
 def _as_patches(
-    images: Tensor, weight: Tensor, padding: tuple[int, int]
-) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    images: Sequence[Tensor], weights: Sequence[Tensor], padding: tuple[int, int]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[int, int]]:
     """(n, b, y, x, c) and (n, ky, kx, c, o), with enough channels for an efficient product.
 
     An image has too few channels: then the pixels along the kernel's width are treated as channels
     of one pixel. Neighbouring patches overlap in memory, so only the padding makes a copy.
     """
-    images, kernels = images.permute(0, 1, 3, 4, 2), weight.permute(0, 3, 4, 2, 1)
-    clients, side_y, side_x, channels, outputs = kernels.shape
+    kernels = [weight.permute(0, 3, 4, 2, 1) for weight in weights]
+    clients, side_y, side_x, channels, outputs = kernels[0].shape
     if channels >= _FEW:
-        return images.contiguous(), kernels.contiguous(), padding
+        return tuple(images), tuple(k.contiguous() for k in kernels), padding
     short = -channels % 4  # four channels are eight bytes, which are loaded at once
-    images = nn.functional.pad(images, (0, short, padding[1], padding[1]))
-    kernels = nn.functional.pad(kernels, (0, 0, 0, short))
+    images = [nn.functional.pad(i, (0, short, padding[1], padding[1])) for i in images]
+    kernels = [nn.functional.pad(k, (0, 0, 0, short)) for k in kernels]
     channels += short
-    places = images.shape[3] - side_x + 1
-    shape = (*images.shape[:3], places, side_x * channels)
-    patches = images.as_strided(shape, (*images.stride()[:3], channels, 1))
-    return patches, kernels.reshape(clients, side_y, 1, side_x * channels, outputs), (padding[0], 0)
+    places = images[0].shape[3] - side_x + 1
+    shape = (*images[0].shape[:3], places, side_x * channels)
+    patches = (i.as_strided(shape, (*i.stride()[:3], channels, 1)) for i in images)
+    flat = (k.reshape(clients, side_y, 1, side_x * channels, outputs) for k in kernels)
+    return tuple(patches), tuple(flat), (padding[0], 0)
 
 
 _FEW = 16

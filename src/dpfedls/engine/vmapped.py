@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 
 from dpfedls.engine.batching import CrossEntropy, client_layers
 from dpfedls.engine.chains import Chain, chain_of
+from dpfedls.engine.replay import Batch, Recorder, Step, one_by_one
 from dpfedls.engine.threads import one_torch_thread
 from dpfedls.local_sgd import Tree, Update, project, schedule
 from dpfedls.parameters import Updates, Vector
@@ -39,27 +40,36 @@ class VmappedUpdate(Update):
         if len({group.shape[2] for group in groups}) > 1:
             wide = np.repeat([g.shape[2] for g in groups], [len(g) for g in groups])
             return self._by_width(wide[np.argsort(order)], params, clients, round_, key, radius)
-        rows = [torch.from_numpy(group).to(params.device) for group in groups]
-        short = [[bool((g < 0).any()) for g in group.swapaxes(0, 1)] for group in groups]
+        longest = max((group.shape[1] for group in groups), default=0)
+        rows = [np.concatenate([g[:, s] for g in groups if s < g.shape[1]]) for s in range(longest)]
         centre = list(self.layout.split(params).values())
         weights = [c.expand(len(clients), *c.shape).clone() for c in centre]
         rounded = [w.to(self.local.dtype) for w in weights]  # what the model computes with
         radius = radius if self.local.projection == "step" else math.inf
-        for s in range(max((r.shape[1] for r in rows), default=0)):
+        rate = self.local.rate(round_)
+
+        def step(batch: Tensor, padded: bool) -> None:
             # Who has finished rests at the front, and is neither computed nor rounded again.
-            batch = torch.cat([r[:, s] for r in rows if s < r.shape[1]])
-            padded = any(steps[s] for steps in short if s < len(steps))
             first = len(clients) - len(batch)
             training, computing = ([t[first:] for t in part] for part in (weights, rounded))
             gradients = self._gradients(computing, batch, padded)
-            rate = self.local.rate(round_)
             descend(training, computing, gradients, centre, rate, self.local.weight_decay, radius)
+
+        if rows:  # one copy to the device for all steps
+            places = torch.from_numpy(np.concatenate(rows)).to(params.device)
+            padded = [bool((batch < 0).any()) for batch in rows]
+            self._run(step, list(zip(places.split([*map(len, rows)]), padded, strict=True)))
         updates = [(w - c).reshape(len(clients), -1) for w, c in zip(weights, centre, strict=True)]
         joined = torch.cat(updates, dim=1)
         if (order[1:] > order[:-1]).all():  # clients of one size are in order already
             return joined
         places = torch.from_numpy(order).to(params.device)
         return torch.empty_like(joined).index_copy_(0, places, joined)
+
+    @cached_property
+    def _run(self) -> Callable[[Step, Sequence[Batch]], None]:
+        on_gpu = next(self.model.parameters()).is_cuda
+        return Recorder().run if on_gpu else one_by_one
 
     def _by_width(
         self, widths: np.ndarray, params: Vector, clients: Indices, *public: Any
