@@ -1,0 +1,193 @@
+"""ε alone beside the best setting of a wide grid at the same (ε, δ).
+
+    python benchmarks/grid.py digits-logistic --epsilon 1     searches, checks, prints the table
+    python benchmarks/grid.py table                           the table of docs/results/beyond.md
+
+The search begins at two settings and changes one after another as long as that helps. It chooses by
+the validation samples, or where a task has none by the test samples of seeds that are not shown.
+The best few are run again with other seeds, on test samples, and so is ε alone: no luck is counted.
+Every run is a line of docs/results/grid.jsonl: stop it and go on at will.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import beyond
+from msgspec.structs import replace
+
+from dpfedls.randomness import SeededStreams
+from dpfedls.runs import recipe as recipes
+from dpfedls.runs.fitting import fitted
+from dpfedls.runs.recipe import built
+from dpfedls.runs.simulate import simulate
+from dpfedls.tasks.task import make_task
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "grid.jsonl"
+GRID: dict[str, tuple[Any, ...]] = {
+    "noise": (0.04, 0.08, 0.16, 0.32),
+    "learning_rate": (0.02, 0.05, 0.1, 0.2),
+    "steps": (10, 25, 50),
+    "rounds": (100, 200, 400),
+    "cohort": (25, 50, 100),
+    "smoothing": ("adaptive", "off", "1", "3"),
+    "schedule": ("linear", "constant", "averaged"),
+}
+STARTS: tuple[dict[str, Any], ...] = (
+    {"noise": 0.08, "learning_rate": 0.05, "steps": 25, "rounds": 100, "cohort": 50},
+    {"noise": 0.16, "learning_rate": 0.1, "steps": 10, "rounds": 200, "cohort": 50},
+)
+REST = {"smoothing": "adaptive", "schedule": "linear"}
+ALONE: dict[str, Any] = {}  # nothing but ε
+FRESH = 100  # the first seed of the check; the search has 0, 1, …
+Settings = dict[str, Any]
+
+
+def recipe_of(task: str, epsilon: float, settings: Settings) -> recipes.Recipe:
+    """The recipe of a point of the grid, calibrated; of no settings at all, that of ε alone."""
+    if settings == ALONE:
+        return beyond.automatic(task, epsilon).resolved()
+    people = beyond.paper(task, epsilon, 0.0).plan.num_clients
+    kind = {"adaptive": "adaptive-laplacian", "off": "identity"}.get(settings["smoothing"])
+    fixed = {"kind": "laplacian", "strength": settings["smoothing"]}
+    constant, rounds = settings["schedule"] != "linear", settings["rounds"]
+    return beyond.automatic(
+        task,
+        epsilon,
+        plan={
+            "num_clients": people,
+            "rounds": rounds,
+            "clip_norm": {"kind": "adaptive"},
+            "sampler": {"kind": "poisson", "rate": settings["cohort"] / people},
+        },
+        local={"steps": settings["steps"], "learning_rate": settings["learning_rate"]},
+        server_rate={
+            "kind": "noise",
+            "noise": settings["noise"],
+            "at_most": 1.0 if constant else 2.0,
+        },
+        schedule="constant" if constant else "linear",
+        averaging=1 - 10 / rounds if settings["schedule"] == "averaged" else 0.0,
+        denoiser={"kind": kind} if kind else fixed | {"strength": float(settings["smoothing"])},
+    ).resolved()
+
+
+@functools.cache
+def _calibrated(task: str, epsilon: float, settings: str) -> recipes.Recipe:
+    """For all seeds at once: the noise of a plan takes longer to find than a short run."""
+    return recipe_of(task, epsilon, json.loads(settings))
+
+
+def trained(task: str, epsilon: float, settings: Settings, seed: int) -> dict[str, Any]:
+    """One run: accuracy on the validation samples for the search, on the test samples after it."""
+    recipe = replace(_calibrated(task, epsilon, json.dumps(settings)), seed=seed)
+    made = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(seed))
+    recipe = fitted(recipe, made)  # ε alone is given the test inputs, as in the other tables
+    if seed < FRESH and made.validation is not None:
+        made = changed(made, test=made.validation)
+    start = time.process_time()
+    accuracy = simulate(recipe, made, built(recipe.denoiser), None).accuracy
+    row = {"task": task, "epsilon": epsilon, "settings": settings, "seed": seed}
+    return row | {"accuracy": accuracy, "seconds": round(time.process_time() - start, 1)}
+
+
+def _kept() -> list[dict[str, Any]]:
+    lines = RESULTS.read_text("utf-8").splitlines() if RESULTS.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def score(task: str, epsilon: float, settings: Settings, seeds: range) -> float:
+    """The mean over seeds, of runs that were kept or are made now."""
+    found = []
+    for seed in seeds:
+        key = {"task": task, "epsilon": epsilon, "settings": settings, "seed": seed}
+        row = next((row for row in _kept() if all(row[k] == v for k, v in key.items())), None)
+        if row is None:
+            row = trained(task, epsilon, settings, seed)
+            with RESULTS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), file=sys.stderr, flush=True)
+        found.append(row["accuracy"])
+    return statistics.mean(found)
+
+
+def search(task: str, epsilon: float, seeds: range) -> None:
+    """From each start, one setting after another, until none of them helps."""
+    for start in STARTS:
+        best, last = start | REST, None
+        while best != last:
+            last = best
+            for key, values in GRID.items():
+                near = [values.index(best[key]) + step for step in (-1, 0, 1)]
+                tried = [best | {key: values[k]} for k in near if 0 <= k < len(values)]
+                best = max(tried, key=lambda s: score(task, epsilon, s, seeds))
+
+
+def best_of(task: str, epsilon: float, count: int) -> list[Settings]:
+    """The settings that the search liked best."""
+    rows = [r for r in _kept() if (r["task"], r["epsilon"]) == (task, epsilon)]
+    rows = [row for row in rows if row["seed"] < FRESH and row["settings"] != ALONE]
+    names = {json.dumps(row["settings"]): row["settings"] for row in rows}
+    means = {
+        name: statistics.mean(r["accuracy"] for r in rows if r["settings"] == settings)
+        for name, settings in names.items()
+    }
+    return [names[name] for name in sorted(means, key=lambda n: -means[n])[:count]]
+
+
+def table() -> str:
+    """In Markdown, of whatever was checked."""
+    lines = [
+        "| task | ε | ε alone | best of the grid | difference | its setting | trials | seeds |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    kept = _kept()
+    for task, epsilon in dict.fromkeys((row["task"], row["epsilon"]) for row in kept):
+        rows = [row for row in kept if (row["task"], row["epsilon"]) == (task, epsilon)]
+        shown: dict[str, dict[int, float]] = {}
+        for row in rows:
+            if row["seed"] >= FRESH:
+                name = json.dumps(row["settings"])
+                shown.setdefault(name, {})[row["seed"]] = 100 * row["accuracy"]
+        alone = shown.pop(json.dumps(ALONE), {})
+        if not shown or not alone:
+            continue
+        trials = len({json.dumps(row["settings"]) for row in rows} - {json.dumps(ALONE)})
+        name, best = max(shown.items(), key=lambda item: statistics.mean(item[1].values()))
+        apart = [alone[seed] - best[seed] for seed in alone]
+        error = statistics.stdev(apart) / len(apart) ** 0.5
+        setting = ", ".join(f"{k} {v}" for k, v in json.loads(name).items())
+        lines.append(
+            f"| {task} | {epsilon:g} | {statistics.mean(alone.values()):.2f} "
+            f"| {statistics.mean(best.values()):.2f} | {statistics.mean(apart):+.2f} ± {error:.2f} "
+            f"| {setting} | {trials} | {len(alone)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Search, check what was found, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("task", choices=["table", *beyond.PAPER])
+    parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--search-seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--best", type=int, default=5)
+    asked = parser.parse_args()
+    if asked.task != "table":
+        search(asked.task, asked.epsilon, range(asked.search_seeds))
+        for settings in (ALONE, *best_of(asked.task, asked.epsilon, asked.best)):
+            score(asked.task, asked.epsilon, settings, range(FRESH, FRESH + asked.seeds))
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
