@@ -19,14 +19,16 @@ def run(tmp_path):
     return dpfedls.train(model=start_model(), clients=linear_clients(), folder=folder, **settings)
 
 
-def test_the_model_goes_with_a_card_that_says_what_it_cost(run, tmp_path):
+def test_the_model_goes_with_a_card_that_says_what_it_cost(run, tmp_path, caplog):
     files = export(run.folder, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "README.md", "model.safetensors", "privacy.json",
     ]  # fmt: skip
     card = files[2].read_text("utf-8")
     assert f"ε = {run.epsilon:.4g}" in card
-    assert "they protect nobody here" in card  # a simulation
+    assert "# A simulated model: nobody is protected" in card
+    assert "they protect nobody here" in card
+    assert "this model protects nobody" in caplog.text
     assert hashlib.sha256(files[0].read_bytes()).hexdigest() in card
     assert f"Test accuracy: {shown('accuracy', run.accuracy)}." in card
     loaded = dpfedls.load(tmp_path / "out", start_model())

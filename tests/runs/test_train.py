@@ -290,3 +290,12 @@ def test_which_engine_trained_and_why_is_logged_and_kept(tmp_path, caplog):
     assert json.loads((tmp_path / "r" / "notes.json").read_text())["engine"] == result.engine
     assert train(engine="vmapped").engine.startswith("vmapped")
     assert np.isfinite(result.loss)
+
+
+def test_a_finished_run_says_that_nothing_is_trained(tmp_path, caplog):
+    settings = {"plan": plan(rounds=2), "local": local(), "folder": tmp_path / "run"}
+    first = dpfedls.train(start_model(), linear_clients(), **settings)
+    assert "nothing is trained" not in caplog.text
+    again = dpfedls.train(start_model(), linear_clients(), **settings)
+    assert "holds a finished run: its result is read, nothing is trained" in caplog.text
+    assert again.epsilon == first.epsilon

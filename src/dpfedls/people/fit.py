@@ -29,14 +29,13 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
         except Exception as error:
             raise InputError(
                 f"loss fails on the model's outputs for samples of {where} ({_first_line(error)}); "
-                "it is given what the model returns, and targets of shape "
-                f"{tuple(targets.shape[1:])} a sample"
+                f"outputs have {_said(outputs)}, targets {_said(targets)}{_mend(outputs)}"
             ) from error
         return None
     if targets.is_floating_point() or targets.dim() != 1:
         raise InputError(
             f"{where} has targets of {targets.dtype} and {targets.dim()} dimensions; cross-entropy "
-            "needs one integer label a sample: use y.long() or y.astype(int), or pass loss=…"
+            f"needs one integer label a sample: use {_as_labels(targets)}, or pass loss=…"
         )
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(targets):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -64,9 +63,11 @@ def check_values(model: nn.Module, samples: Samples, where: str, classes: int | 
         return
     low, high = int(samples[1].min()), int(samples[1].max())
     if low < 0 or high >= classes:
+        mend = f"labels must be 0 to {classes - 1}: relabel, or widen the last layer"
+        if classes == 1:
+            mend = "for two classes give it two, or pass loss=…, as docs/your-data.md has it"
         raise InputError(
-            f"{where} has labels from {low} to {high}, but the model has {classes} outputs; labels "
-            f"must be 0 to {classes - 1}: relabel, or widen the last layer"
+            f"{where} has labels from {low} to {high}, but the model has {classes} outputs; {mend}"
         )
 
 
@@ -188,7 +189,28 @@ def _cannot_be_fed(model: nn.Module, features: Features, where: str, failed: _Fa
                 'with x.float(), an array with x.astype("float32")'
             )
     shapes = ", ".join(str(tuple(v.shape[1:])) for v in leaves(features))
+    kind = "" if isinstance(features, Tensor) else f", as one {type(features).__name__}"
     return (
-        f"the model cannot be fed a sample of {where}, of shape {shapes}: {failed}; make model and "
-        "features fit"
+        f"the model cannot be fed a sample of {where}, of shape {shapes}{kind}: {failed}; make "
+        "model and features fit"
     )
+
+
+def _said(values: Any) -> str:
+    if not isinstance(values, Tensor):
+        return f"the type {type(values).__name__}"
+    return f"shape {tuple(values.shape)}, {str(values.dtype).removeprefix('torch.')}"
+
+
+def _as_labels(targets: Tensor) -> str:
+    """How targets become one integer label a sample."""
+    if targets.dim() == 1:
+        return "y.long() or y.astype(int)"
+    return "y.ravel()" if targets[0].numel() == 1 else "y.argmax(1) if they are one-hot"
+
+
+def _mend(outputs: Any) -> str:
+    """What usually has to be done to the outputs of a model with one."""
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] != 1:
+        return ""
+    return "; try outputs.squeeze(-1) and targets.float()"

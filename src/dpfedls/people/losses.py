@@ -33,6 +33,11 @@ def require_one_loss_per_sample(losses: Any, samples: int) -> None:
         remedy = "use reduction='none'"
     elif shape == (samples, 1):
         remedy = "squeeze it: loss(outputs, targets).squeeze(-1)"
+    elif shape == (samples, samples):
+        remedy = (
+            "outputs of shape (batch, 1) beside targets of shape (batch,) give every pair of "
+            "samples: use outputs.squeeze(-1); else average over the other dimensions"
+        )
     elif shape[0] == samples:
         remedy = "average over the other dimensions: loss(outputs, targets).flatten(1).mean(1)"
     else:

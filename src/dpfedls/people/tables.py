@@ -28,10 +28,11 @@ def frame_columns(
             )
     for name in (target, *names):
         if frame[name].dtype.kind not in "biuf":
+            codes = f"frame[{name!r}].astype('category').cat.codes"
+            columns = f"pandas.get_dummies(frame, columns=[{name!r}]), or its codes by {codes}"
             raise InputError(
                 f"column {name!r} holds {frame[name].dtype}, not numbers, and models read numbers: "
-                f"use pandas.get_dummies(frame, columns=[{name!r}]), or its codes by "
-                f"frame[{name!r}].astype('category').cat.codes"
+                f"use {codes if name == target else columns}"
             )
     x = np.empty((len(frame), len(names)), dtype=np.float32)
     for k, name in enumerate(names):

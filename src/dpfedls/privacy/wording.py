@@ -57,7 +57,7 @@ def enforced(ledger: LedgerKind, most_samples: int | None, nodes: Nodes | None) 
 def assumed(mode: str, ledger: LedgerKind, nodes: Nodes | None) -> list[str]:
     """What must hold beside, and nobody checked."""
     forgetful = "this is the only time it ran: no ledger on disk remembers another"
-    one = "one person is one client and appears only once"
+    one = "one person is one client and appears only once, with the same data if a run is resumed"
     rest = {
         "simulation": ["the deployed run samples, clips and adds noise as this one did"],
         "deployed": [

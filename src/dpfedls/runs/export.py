@@ -5,6 +5,7 @@ Nothing else of a run leaves with it: no ledger, log or checkpoint.
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -20,7 +21,9 @@ from dpfedls.runs.report import read_notes
 from dpfedls.runs.seal import STATEMENT, sealed_files
 from dpfedls.runs.verify import read_statement, verify
 
+log = logging.getLogger("dpfedls")
 MODEL, CARD = "model.safetensors", "README.md"
+_TITLE = "A model trained with differential privacy"
 
 
 def export(folder: Path, out: Path) -> list[Path]:
@@ -30,6 +33,8 @@ def export(folder: Path, out: Path) -> list[Path]:
             f"{folder} is not to be relied on: {problems[0]}; nothing was written; all of it is "
             f"listed by: dpfedls privacy verify {folder}"
         )
+    if read_statement(folder)["mode"] == "simulation":
+        log.warning("a simulation: its noise came from a seed, so this model protects nobody")
     if not is_free(out):
         raise InputError(f"{out} already holds files; nothing was touched: choose another folder")
     make_folder(out)
@@ -56,13 +61,15 @@ def card(folder: Path) -> str:
     lines += [f"- Test {name}: {shown(name, value)}." for name, value in reached.items()]
     lines.append(f"- SHA-256 of `{MODEL}`: `{sealed_files(facts)[MODEL]}`.")
     about = "\n".join(lines)
+    simulated = facts["mode"] == "simulation"
+    title = "A simulated model: nobody is protected" if simulated else _TITLE
     statement = re.sub("^#", "##", text(facts), flags=re.M)  # below the card's own heading
     return f"""---
 library_name: dpfedls
-tags: [differential-privacy, federated-learning]
+tags: [{"" if simulated else "differential-privacy, "}federated-learning]
 ---
 
-# A model trained with differential privacy
+# {title}
 
 {about}
 

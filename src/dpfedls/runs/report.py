@@ -41,7 +41,8 @@ def write_report(
     write_whole(
         folder / _REPORT,
         html.page(
-            f"{named}: {recipe.method}, seed {recipe.seed}",
+            f"{named}: {recipe.method}"
+            + (f", seed {recipe.seed}" if recipe.mode == "simulation" else ""),
             _simulated(facts),
             html.cards(_headline(recipe, rounds, facts)),
             html.facts(_facts(place, recipe, notes)),

@@ -23,6 +23,7 @@ from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.fitting import fitted
 from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
 from dpfedls.runs.record import Result, Watch
+from dpfedls.runs.seal import STATEMENT
 from dpfedls.runs.simulate import simulate
 from dpfedls.runs.watch import Progress
 from dpfedls.stepping import Schedule, ServerRate
@@ -33,9 +34,9 @@ log = logging.getLogger("dpfedls")
 
 
 def train(
-    *,
     model: nn.Module,
     clients: Any,
+    *,
     plan: PrivacyPlan | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -103,6 +104,8 @@ def train(
     )
     watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
     place = None if folder is None else Path(folder)
+    if place is not None and (place / STATEMENT).is_file():
+        log.warning("%s holds a finished run: its result is read, nothing is trained", place)
     try:
         result = simulate(recipe, task, denoiser, place, watchers)
     except KeyboardInterrupt:

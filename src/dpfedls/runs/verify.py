@@ -102,8 +102,8 @@ def read_statement(folder: Path) -> dict[str, Any]:
         return msgspec.convert(json.loads(raw), dict[str, Any])
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{folder} has no readable privacy.json ({error}); finish the run with: "
-            f"dpfedls resume {folder}"
+            f"{folder} has no readable privacy.json ({error}); finish the run as it was "
+            f"begun, with: dpfedls resume {folder}, or by the same call of dpfedls.train"
         ) from error
 
 
