@@ -46,7 +46,7 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
         self.pool = torch.cuda.graph_pool_handle()
         self.last: torch.cuda.CUDAGraph | None = None  # a pool lives as long as one of its graphs
         self.compiled = self.failed = False
-        self.worth = 8.0  # replays that pay for a recording: a guess until one was timed
+        self.worth = 3.0  # replays that pay for a recording: a guess until one was timed
         self.untimed: tuple[float, float] | None = None  # seconds of the step and of its recording
 
     def run(self, step: Step, batches: Sequence[Batch]) -> None:
