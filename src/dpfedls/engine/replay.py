@@ -108,7 +108,9 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
         return graph, place
 
 
-def _timed(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
+def _timed(  # pragma: no cover - GPU
+    run: Callable[[], object], device: torch.device
+) -> tuple[float, float]:
     """Seconds until Python has launched it all, and until the card has finished."""
     torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -118,5 +120,5 @@ def _timed(run: Callable[[], object], device: torch.device) -> tuple[float, floa
     return launched - began, time.perf_counter() - began
 
 
-def _kind(batch: Batch) -> tuple[int, bool]:
+def _kind(batch: Batch) -> tuple[int, bool]:  # pragma: no cover - GPU
     return len(batch[0]), batch[1]
