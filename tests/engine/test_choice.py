@@ -126,6 +126,17 @@ class Counter(nn.Linear):
         return super().forward(input) * self.seen
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="needs torch 2.9")
+def test_who_sets_the_precision_of_convolutions_alone_can_train():
+    """Torch then refuses to say what holds for all layers, which the probe would ask."""
+    convolutions = torch.backends.cudnn.conv
+    before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
+    try:
+        assert choose(nn.Linear(6, 3), people(), local(), engine="vmapped").name == "vmapped"
+    finally:
+        convolutions.fp32_precision = before
+
+
 def test_what_a_model_keeps_passes_from_no_client_to_another():
     model, data = Counter(), people()
     made = choose(model, data, local())

@@ -113,8 +113,12 @@ def _rounding(precision: str, params: Tensor) -> float:
 
 @contextmanager
 def _all_bits() -> Iterator[None]:
-    """float32 in convolutions on a GPU, which torch would round to TF32."""
-    before = torch.backends.cudnn.allow_tf32
+    """float32 in convolutions on a GPU, which torch would round to TF32 unless told otherwise."""
+    try:
+        before = torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # somebody has chosen for each kind of layer, and it stays so
+        yield
+        return
     torch.backends.cudnn.allow_tf32 = False
     try:
         yield

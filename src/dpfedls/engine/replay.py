@@ -41,12 +41,12 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
     would have without. What is timed here decides how steps are launched, and no number of theirs.
     """
 
-    def __init__(self) -> None:
-        self.stream = torch.cuda.Stream()
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
         self.last: torch.cuda.CUDAGraph | None = None  # a pool lives as long as one of its graphs
         self.compiled = self.failed = False
-        self.worth = 8.0  # replays that pay for a recording: a guess until one was timed
+        self.worth = 3.0  # replays that pay for a recording: a guess until one was timed
         self.untimed: tuple[float, float] | None = None  # seconds of the step and of its recording
 
     def run(self, step: Step, batches: Sequence[Batch]) -> None:
@@ -67,7 +67,7 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
             else:
                 # As many clients as before never train again once one has finished.
                 graphs = {k: kept for k, kept in graphs.items() if k[0] == len(batch)}
-                launched, finished = _timed(partial(step, batch, padded))
+                launched, finished = _timed(partial(step, batch, padded), self.device)
                 graphs[kind] = None
                 if finished < 1.25 * launched:  # the card kept pace with Python
                     began = time.perf_counter()
@@ -79,7 +79,7 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
             graph.replay()
             return
         (step, recording), self.untimed = self.untimed, None
-        saved = step - _timed(graph.replay)[1]
+        saved = step - _timed(graph.replay, self.device)[1]
         # At most 64, so that something else that held the machine up is not believed for ever.
         self.worth = recording / max(saved, recording / 64)
 
@@ -90,7 +90,7 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
         graph = torch.cuda.CUDAGraph()
         try:
             # Not torch.cuda.graph, which first gives all cached memory back.
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
                 graph.capture_begin(pool=self.pool)
                 try:
                     step(place, padded)
@@ -108,15 +108,17 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
         return graph, place
 
 
-def _timed(run: Callable[[], object]) -> tuple[float, float]:
+def _timed(  # pragma: no cover - GPU
+    run: Callable[[], object], device: torch.device
+) -> tuple[float, float]:
     """Seconds until Python has launched it all, and until the card has finished."""
-    torch.cuda.current_stream().synchronize()
+    torch.cuda.synchronize(device)
     began = time.perf_counter()
     run()
     launched = time.perf_counter()
-    torch.cuda.current_stream().synchronize()
+    torch.cuda.synchronize(device)
     return launched - began, time.perf_counter() - began
 
 
-def _kind(batch: Batch) -> tuple[int, bool]:
+def _kind(batch: Batch) -> tuple[int, bool]:  # pragma: no cover - GPU
     return len(batch[0]), batch[1]

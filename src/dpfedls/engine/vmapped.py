@@ -68,8 +68,8 @@ class VmappedUpdate(Update):
 
     @cached_property
     def _run(self) -> Callable[[Step, Sequence[Batch]], None]:
-        on_gpu = next(self.model.parameters()).is_cuda
-        return Recorder().run if on_gpu else one_by_one
+        device = next(self.model.parameters()).device
+        return Recorder(device).run if device.type == "cuda" else one_by_one
 
     def _by_width(
         self, widths: np.ndarray, params: Vector, clients: Indices, *public: Any
