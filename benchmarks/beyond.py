@@ -378,8 +378,8 @@ def _literature() -> list[str]:
         "## One image a person, beside published DP-SGD\n\nMNIST, 60,000 people with one image "
         "each, δ = 1e-5: what differential privacy protects is one image. The CNN of 110,000 "
         "parameters with ReLU and with tanh. *ε alone* is `train(epsilon=…, delta=1e-5)`; *by "
-        f"hand* is a plan of DP-SGD's kind: {BY_HAND}. Published: Table 2 of arXiv:2311.14056, whose CNN has 26,000 "
-        "parameters and whose settings were tuned for each ε.\n\n"
+        f"hand* is a plan of DP-SGD's kind: {BY_HAND}. Published: Table 2 of "
+        "arXiv:2311.14056, with another CNN, and noise tuned for each ε.\n\n"
         + "\n".join([ours, *published])
         + f"\n\n`python benchmarks/beyond.py records --device cuda`; {_on('mnist-cnn, records')}",
         "Other plans by hand, with tanh:\n\n"
