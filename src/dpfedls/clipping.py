@@ -33,14 +33,14 @@ def clip(updates: Updates, norm: float) -> Updates:
 
 
 def clipped_sum(updates: Updates, bound: Bound) -> Total:
-    """The sum of the clipped rows in float64; few at a time, so that they stay in the caches.
+    """The sum of the clipped rows in float64; few at a time, in a CPU's caches or a GPU's memory.
 
     With an indicator one coordinate follows: indicator · Σ(1[inside] − quantile) over rows that are
     not zero. Inside is a thousandth below the norm, since projection ends on the sphere.
     """
     dim = updates.shape[1]
     total = updates.new_zeros(dim + (bound.indicator > 0), dtype=torch.float64)
-    for rows in updates.split(max(1, _NEAR // dim)):
+    for rows in updates.split(max(1, (_NEAR if updates.is_cpu else _AT_ONCE) // dim)):
         clipped = clip(rows, bound.norm)
         total[:dim] += clipped[0] if len(rows) == 1 else clipped.sum(dim=0, dtype=torch.float64)
         if bound.indicator > 0:
@@ -57,4 +57,4 @@ def _lengths(updates: Updates) -> torch.Tensor:
 # lose its digits. Both products and the root round each coordinate by half a unit in the last
 # place; aiming this many units below the bound keeps the rounded row inside it.
 _ROUNDING_ROOM = 4.0
-_ON_THE_SPHERE, _NEAR = 1e-3, 2**17  # of the norm; numbers
+_ON_THE_SPHERE, _NEAR, _AT_ONCE = 1e-3, 2**17, 2**26  # of the norm; numbers
