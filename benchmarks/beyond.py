@@ -389,6 +389,14 @@ def _literature() -> list[str]:
         "another quantile for the clip norm; the first line is what is chosen.\n\n"
         + table("mnist-logistic, steps", list(steps()), (1.0,))
         + f"\n\n`python benchmarks/beyond.py steps --seeds 1`; {_on('mnist-logistic, steps')}",
+        *_tutorial(),
+    ]
+
+
+def _tutorial() -> list[str]:
+    if not any(key[0] == "mnist-cnn, users" for key in _kept()):
+        return []
+    return [
         "## As many people as in TFF's tutorial\n\nTensorFlow Federated's tutorial on "
         "differential privacy trains on EMNIST's digits by 3,383 writers at ε = 2, δ = 1e-5. "
         "EMNIST is not here: these are MNIST's 60,000 images dealt out at random to 3,383 people, "
