@@ -57,4 +57,4 @@ def _lengths(updates: Updates) -> torch.Tensor:
 # lose its digits. Both products and the root round each coordinate by half a unit in the last
 # place; aiming this many units below the bound keeps the rounded row inside it.
 _ROUNDING_ROOM = 4.0
-_ON_THE_SPHERE, _NEAR, _ON_GPU = 1e-3, 2**17, 2**28  # of the norm; numbers, and on a GPU
+_ON_THE_SPHERE, _NEAR, _ON_GPU = 1e-3, 2**17, 2**26  # of the norm; numbers, and on a GPU
