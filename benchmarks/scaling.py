@@ -122,6 +122,27 @@ def _combine_often(times, address, a, row, column, m, b, starts, count, n, out, 
         combine_at(address, a, row, column, m, b, starts, count, n, out, stride, scale)
 
 
+def caches(kib: int) -> dict[str, Any]:
+    """How fast one thread reads the server's and a client's weights, as every local step does."""
+    torch.set_num_threads(1)
+    length, times = kib * 2**10 // 8, max(1, 2**16 // kib)
+    centre, moved = np.ones(length, np.float32), np.zeros(length, np.float32)
+    part, both = np.empty(2**12, np.float32), centre.nbytes + moved.nbytes
+    seconds = _cpu_seconds(lambda: _settle_often(times, centre, moved, part))
+    return {"read_gb_a_second": both * times / seconds / 1e9}
+
+
+@numba.njit(fastmath=True)
+def _settle_often(times, centre, moved, part):
+    """Put weights together, a part at a time that stays in the first cache."""
+    for _ in range(times):
+        for first in range(0, len(moved), len(part)):
+            to = min(len(moved), first + len(part))
+            server, own, out = centre[first:to], moved[first:to], part[: to - first]
+            for t in range(len(out)):
+                out[t] = server[t] + np.float32(0.5) * own[t]
+
+
 def one_thread(name: str) -> dict[str, Any]:
     """CPU time of a round in one thread beside the plain loop's: nothing else's load is in it."""
     torch.set_num_threads(1)
@@ -177,14 +198,14 @@ def keeping(name: str) -> dict[str, Any]:
     disk.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=disk) as folder:
         run = RunFolder(Path(folder) / "run", recipe)
-        server = replace(simulation.server, ledger=run.ledger)
+        server = replace(simulation.server, ledger=run.account)
         began = time.perf_counter()
         for after in replace(simulation, server=server).run(state):
             trained.append(time.perf_counter() - began)
             line = RoundRecord(round=after.round, epsilon=run.ledger.epsilon(), accuracy=0.5)
             kept.append(_once(lambda after=after, line=line: run.record(line, after)))
             began = time.perf_counter()
-        run.ledger.close()
+        run.close()
     round_, record = statistics.median(trained[1:]), statistics.median(kept[1:])
     return {"round": round_, "record": record, "share": record / (round_ + record)}
 
@@ -205,6 +226,7 @@ CASES: dict[Callable[[Any], dict[str, Any]], list[Any]] = {
     model: [0, 100, 252, 1258, 4316],  # 7,850 parameters to 3.4 million
     local_step: ["logistic-50", "mlp", "cnn", "lstm"],
     product: ["252 × 10 × 784", "16 × 200 × 320", "10 × 64 × 256", "800 × 64 × 256"],
+    caches: [256, 1600, 6400],  # KiB; 1600 are the MLP's weights twice
     one_thread: ["mlp", "cnn", "lstm", "gelu-mlp", "resnet-8", "transformer", "gru"],
     ragged: [1.0, 2.0, 3.0],
     server_step: [1.0],

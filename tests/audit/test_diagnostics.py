@@ -98,10 +98,13 @@ def test_looking_changes_neither_the_model_nor_what_is_public(diagnosed, tmp_pat
 
 
 def test_lines_beyond_the_checkpoint_are_written_again(tmp_path):
-    folder, states = tmp_path / "run", []
-    start(small(), folder, lambda _: states.append((folder / FILE).read_bytes()))
+    folder = tmp_path / "run"
+    with pytest.raises(ZeroDivisionError):
+        start(small(), folder, lambda log: 1 / (log.round - 3))
+    state = (folder / FILE).read_bytes()
+    runs.resume(folder, watchers(small(), folder))
     whole = (folder / "diagnostics.jsonl").read_bytes()
-    (folder / FILE).write_bytes(states[2])  # a crash after round 3,
+    (folder / FILE).write_bytes(state)  # a crash after round 3,
     (folder / "diagnostics.jsonl").write_bytes(whole[:-40])  # in the middle of a line
     runs.resume(folder, watchers(small(), folder))
     assert (folder / "diagnostics.jsonl").read_bytes() == whole

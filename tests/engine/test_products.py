@@ -28,8 +28,9 @@ def _combined(address, a, a_row, a_column, m, b, starts, count, length, out, out
 
 
 @jit
-def _dotted(address, a, a_stride, m, b, starts, n, length, out, out_stride):
-    dots_at(address, a, a_stride, m, b, starts, n, length, out, out_stride)
+def _dotted(address, a, m, b, starts, n, length, out, out_stride, pieces):
+    apart = m * length, n * length
+    dots_at(address, a, length, m, b, starts, n, length, out, out_stride, pieces, *apart)
 
 
 def _matrix(*shape: int) -> np.ndarray:
@@ -57,12 +58,16 @@ def test_combine(scale):
         np.testing.assert_allclose(square, (expected**2).sum(), rtol=1e-5)
 
 
-def test_dots():
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_dots(pieces):
+    """A row may lie in pieces, one matrix after the other."""
     address = address_of(dots, DOTS)
     for m, n, length in itertools.product(HEIGHTS, (1, 4, 7), (*WIDTHS, 1024)):
-        a, b, before = _matrix(m, length), _matrix(n, length), _matrix(m, n + 2)
+        a, b = _matrix(pieces, m, length), _matrix(pieces, n, length)
+        before = _matrix(m, n + 2)
         out = before.copy()
         starts = np.arange(n)[::-1] * length
-        _dotted(address, a.ravel(), length, m, b.ravel(), starts, n, length, out.ravel(), n + 2)
-        np.testing.assert_allclose(out[:, :n], before[:, :n] + a @ b[::-1].T, atol=1e-3)
+        _dotted(address, a.ravel(), m, b.ravel(), starts, n, length, out.ravel(), n + 2, pieces)
+        expected = before[:, :n] + np.einsum("pml,pnl->mn", a, b[:, ::-1])
+        np.testing.assert_allclose(out[:, :n], expected, atol=1e-3)
         np.testing.assert_array_equal(out[:, n:], before[:, n:])

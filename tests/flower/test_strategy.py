@@ -69,7 +69,7 @@ def watched(strategy, watcher):
 
 def close(strategy):
     """Give the folder of a run that is not gone through free."""
-    strategy.run.folder.ledger.close()
+    strategy.run.folder.close()
 
 
 def weights(folder):

@@ -84,10 +84,13 @@ def test_resuming_a_finished_run_changes_nothing(finished, tmp_path):
 
 
 def test_an_old_checkpoint_never_lowers_what_was_spent(finished, tmp_path):
-    old, states = tmp_path / "old", []
-    runs.start(small(), old, [lambda log: states.append((old / FILE).read_bytes())])
+    old = tmp_path / "old"
+    with pytest.raises(ZeroDivisionError):
+        runs.start(small(), old, [lambda log: 1 / (log.round - 2)])
+    state = (old / FILE).read_bytes()
+    runs.resume(old)
     spent = verify(old)["spent_epsilon"]
-    (old / FILE).write_bytes(states[1])  # back to round 2
+    (old / FILE).write_bytes(state)  # back to round 2
     runs.resume(old)
     after = verify(old)
     assert after["valid"], after["problems"]

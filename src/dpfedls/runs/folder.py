@@ -28,6 +28,7 @@ from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
 from dpfedls.runs.seal import seal
+from dpfedls.runs.writing_behind import Writer, WrittenFirst
 from dpfedls.server import ServerState
 
 log = logging.getLogger("dpfedls")
@@ -38,7 +39,7 @@ class RunFolder:
     """One run's folder, held by one process: its ledger, the last released state, its log."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
-        self.folder, self.recipe = folder, open_folder(folder, recipe)
+        self.folder, self.recipe, self._writer = folder, open_folder(folder, recipe), Writer()
         require_ledger(folder)
         digest = bounded.file_digest(folder / "recipe.toml")
         shared = recipe.population is not None  # then the budget is the population's
@@ -59,11 +60,10 @@ class RunFolder:
     def account(self) -> Ledger:
         """Where rounds are paid for: here, and first with the population that the run is of."""
         if self.recipe.population is None:
-            return self.ledger
+            return WrittenFirst(self.ledger, self._writer)
         path = population_path(self.folder, self.recipe.population)
-        return JointLedger(
-            self.ledger, Population(path, self.recipe.budget, self.recipe.plan.delta)
-        )
+        shared = Population(path, self.recipe.budget, self.recipe.plan.delta)
+        return WrittenFirst(JointLedger(self.ledger, shared), self._writer)
 
     def last_state(self, start: ServerState) -> ServerState:
         """The state of the checkpoint, or ``start`` where no round was released yet."""
@@ -99,19 +99,34 @@ class RunFolder:
         """Write a released round: the log's line first, then the checkpoint it is found by.
 
         Each is on disk before the next is begun, so a power cut leaves no checkpoint without line.
+        Both are there when this returns if the run is deployed, else before the next payment.
         """
-        append(self.folder / "rounds.jsonl", _encoded(line))
-        self.ledger.log = next_head(self.ledger.log, _encoded(line))
+        encoded = _encoded(line)
+        self.ledger.log = next_head(self.ledger.log, encoded)
         params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
         memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
         heads = (self.ledger.head, self.ledger.log)
-        Checkpoint(state.round, params, average, state.clip_norm, memory, *heads).save(self.folder)
+        kept = Checkpoint(state.round, params, average, state.clip_norm, memory, *heads)
+
+        def write() -> None:
+            append(self.folder / "rounds.jsonl", encoded)
+            kept.save(self.folder)
+
+        self._writer.begin(write)
         if self.recipe.mode == "deployed":  # a lost checkpoint would be paid for again
+            self._writer.finish()
             sync_folder((self.folder / FILE).parent)
 
+    def close(self) -> None:
+        """Give the folder free for others, once all is written."""
+        try:
+            self._writer.finish()
+        finally:
+            self.ledger.close()
+
     def seal(self, model: nn.Module, rounds: list[RoundRecord], facts: dict[str, Any]) -> None:
-        """Close the ledger; write model, statement and report."""
-        self.ledger.close()
+        """Close the folder's account; write model, statement and report."""
+        self.close()
         folder, recipe = self.folder, self.recipe
         tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
         described = model_metadata(recipe.mode, Layout.of(model).names)

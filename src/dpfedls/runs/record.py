@@ -35,7 +35,10 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 Watch: TypeAlias = Callable[[RoundRecord], Any]
-"""Called after every round. May have ``start(run)`` and ``close()``, called before and after."""
+"""Called after every round, which a simulated run may still be writing to its folder.
+
+May have ``start(run)`` and ``close()``, called before and after.
+"""
 
 
 @dataclass(frozen=True, repr=False)

@@ -57,7 +57,7 @@ class Run:
             exhausted = error
         except BaseException:
             if self.folder is not None:
-                self.folder.ledger.close()
+                self.folder.close()
             raise
         finally:
             for watcher in self.watch:

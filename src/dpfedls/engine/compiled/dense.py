@@ -27,7 +27,10 @@ def linear(sizes, options, weights, x, y, kept, work):
     for first in range(0, outputs, many):
         many = min(many, outputs - first)
         settle_part(weights, first * inputs, part[: many * inputs])
-        dots_at(work.dots, x, inputs, count, part, work.starts, many, inputs, y[first:], outputs)
+        dots_at(
+            work.dots, x, inputs, count, part, work.starts, many, inputs, y[first:], outputs, ONCE,
+            inputs, inputs,
+        )  # fmt: skip
 
 
 @jit

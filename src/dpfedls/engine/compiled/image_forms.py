@@ -12,6 +12,8 @@ from dpfedls.engine.compiled.before import Before, with_bias
 from dpfedls.engine.compiled.program import Row
 from dpfedls.engine.compiled.registers import LANES
 
+_FAST = 1024  # pixels: a sum over so many hides what it costs to end it
+
 
 def convolution(layer: nn.Conv1d | nn.Conv2d, before: Before) -> list[Row]:
     """Any strides, dilation, groups and padding with zeros."""
@@ -48,9 +50,11 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, before: Before) -> list[Row]:
     last_y, last_x = (top + height - 1) // stride_y, (left + width - 1) // stride_x
     back_lines = back_top + max(shape[1], last_y + 1)
     back_line = max(back_left + shape[2], last_x + 1)
+    together = min(before.batch, max(1, _FAST // (shape[1] * line)))
     sizes = (
         channels, height, width, outputs, groups, tall, wide, top, left, stride_y, stride_x,
         apart_y, apart_x, *shape[1:], lines, line, back_lines, back_line, back_top, back_left,
+        together,
     )  # fmt: skip
     phases = min(stride_y, reach_y + 1) * min(stride_x, reach_x + 1)
     each, inside = outputs // groups, channels // groups
@@ -64,7 +68,7 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, before: Before) -> list[Row]:
             sizes,
             kept=channels * phases * lines * line + line + LANES,
             scratch=max(
-                each * (lines * line + LANES),
+                together * each * (lines * line + LANES),
                 inside * (each * tall * wide + back_lines * back_line + LANES) + back,
             ),
             starts=max(each, inside) * tall * wide,

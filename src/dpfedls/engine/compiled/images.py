@@ -17,10 +17,11 @@ from dpfedls.engine.compiled.registers import LANES, move
 from dpfedls.engine.jit import jit
 
 # What a convolution is, then what ``image_forms`` makes of it: lines of a phase and their length,
-# the same for the padded gradient of the outputs, and its margins.
+# the same for the padded gradient of the outputs, and its margins; how many samples' products are
+# added up at once, since those of small images end before they are fast.
 CHANNELS, HEIGHT, WIDTH, OUTPUTS, GROUPS, TALL, WIDE, TOP, LEFT = range(9)
 STRIDE_Y, STRIDE_X, APART_Y, APART_X, DOWN, ACROSS = range(9, 15)
-LINES, LINE, BACK_LINES, BACK_LINE, BACK_TOP, BACK_LEFT = range(15, 21)
+LINES, LINE, BACK_LINES, BACK_LINE, BACK_TOP, BACK_LEFT, TOGETHER = range(15, 22)
 
 
 def convolution(sizes, options, weights, x, y, kept, work):
@@ -56,26 +57,31 @@ def convolution_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
     down, across = sizes[DOWN], sizes[ACROSS]
     each, inside, taps = outputs // groups, channels // groups, sizes[TALL] * sizes[WIDE]
     length, phases = _whole((down - 1) * line + across), phases_of(sizes) * sizes[LINES] * line
-    gradient, long = weights.gradient[: len(weights.values)], work.scratch[: each * length]
+    gradient, together = weights.gradient[: len(weights.values)], sizes[TOGETHER]
+    long, next_sample = work.scratch[: together * each * length], channels * phases + line + LANES
     fill(gradient, ZERO)
     bias = gradient[outputs * inside * taps :]
     _taps(work.starts, sizes)
     fill(long, ZERO)  # behind each line's end it stays zero
-    for at in range(0, len(d_y), each * down * across):
-        part = at // (each * down * across)
+    for part in range(groups * (len(d_y) // (outputs * down * across))):
         s, g = part // groups, part % groups
-        for o in range(each):
+        if s % together:  # added up with an earlier sample
+            continue
+        many = min(together, len(d_y) // (outputs * down * across) - s)
+        for piece in range(many * each):
+            k, o = piece // each, piece % each
+            at = (((s + k) * groups + g) * each + o) * down * across
             for j in range(down):
-                move(d_y, at + (o * down + j) * across, long, o * length + j * line, across)
+                move(d_y, at + j * across, long, piece * length + j * line, across)
             if len(bias):
-                total, image = ZERO, d_y[at + o * down * across : at + (o + 1) * down * across]
+                total, image = ZERO, d_y[at : at + down * across]
                 for t in range(len(image)):
                     total += image[t]
                 bias[g * each + o] += total
-        padded = kept[s * (channels * phases + line + LANES) + g * inside * phases :]
         dots_at(
-            work.dots, long, length, each, padded, work.starts, inside * taps, length,
-            gradient[g * each * inside * taps :], inside * taps,
+            work.dots, long, length, each, kept[s * next_sample + g * inside * phases :],
+            work.starts, inside * taps, length, gradient[g * each * inside * taps :],
+            inside * taps, many, each * length, next_sample,
         )  # fmt: skip
     if len(d_x):
         for phase in range(sizes[STRIDE_Y] * sizes[STRIDE_X]):

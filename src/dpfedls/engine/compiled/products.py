@@ -50,8 +50,8 @@ def combine(a, a_row, a_column, m, b, starts, count, length, out, out_stride, sc
     return square
 
 
-def dots(a, a_stride, m, b, starts, n, length, out, out_stride):
-    """``out[i, j] += a[i] · b[j]``, for rows of ``length`` numbers."""
+def dots(a, a_stride, m, b, starts, n, length, out, out_stride, pieces, a_apart, b_apart):
+    """``out[i, j] += a[i] · b[j]``; rows are pieces of ``length`` numbers that lie apart."""
     most = _PLACES if a_stride % _SAME_PLACE == 0 else ROWS
     blocks, i = (m + most - 1) // most, 0
     while blocks > 0:
@@ -59,7 +59,7 @@ def dots(a, a_stride, m, b, starts, n, length, out, out_stride):
         for j in range(0, n, COLUMNS):
             dots_block(
                 rows, a[i * a_stride :], a_stride, b, starts[j:], min(COLUMNS, n - j), length,
-                out[i * out_stride + j :], out_stride,
+                out[i * out_stride + j :], out_stride, pieces, a_apart, b_apart,
             )  # fmt: skip
         i += rows
         blocks -= 1
@@ -69,7 +69,7 @@ _f32: Any = types.Array(types.float32, 1, "C")
 _i64: Any = types.Array(types.int64, 1, "C")
 _n = types.int64
 COMBINE = types.float32(_f32, _n, _n, _n, _f32, _i64, _n, _n, _f32, _n, types.float32)
-DOTS = types.void(_f32, _n, _n, _f32, _i64, _n, _n, _f32, _n)
+DOTS = types.void(_f32, _n, _n, _f32, _i64, _n, _n, _f32, _n, _n, _n, _n)
 
 
 def _combine_at(
@@ -79,7 +79,9 @@ def _combine_at(
     return COMBINE.return_type(types.int64, *COMBINE.args), called_as(COMBINE)
 
 
-def _dots_at(typing, address, a, a_stride, m, b, starts, n, length, out, out_stride):
+def _dots_at(
+    typing, address, a, a_stride, m, b, starts, n, length, out, out_stride, pieces, a_apart, b_apart
+):
     """Call ``dots`` at an address."""
     return DOTS.return_type(types.int64, *DOTS.args), called_as(DOTS)
 

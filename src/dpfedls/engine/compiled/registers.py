@@ -83,12 +83,19 @@ def _combine_block(
     return signature, generate
 
 
-def _dots_block(typing, rows, a, a_stride, b, starts, columns, length, out, out_stride):
-    """``out[i, j] += a[i] · b[j]``, for rows of ``length`` numbers and up to ``COLUMNS`` j."""
-    signature = types.void(rows, a, a_stride, b, starts, columns, length, out, out_stride)
+def _dots_block(
+    typing, rows, a, a_stride, b, starts, columns, length, out, out_stride, pieces, a_apart, b_apart
+):
+    """``out[i, j] += a[i] · b[j]`` for up to ``COLUMNS`` j; rows are pieces of ``length`` numbers.
+
+    The pieces of a row lie apart, and their sums are added up before anything is stored.
+    """
+    signature = types.void(
+        rows, a, a_stride, b, starts, columns, length, out, out_stride, pieces, a_apart, b_apart
+    )
 
     def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
-        rows, _, a_stride, _, _, columns, length, _, out_stride = values
+        rows, _, a_stride, _, _, columns, length, _, out_stride, pieces, a_apart, b_apart = values
         code = _Code(builder)
         a, b, starts, out = (code.data(context, kinds, values, k) for k in (1, 3, 4, 7))
         whole = builder.and_(length, _int(-LANES))
@@ -102,15 +109,20 @@ def _dots_block(typing, rows, a, a_stride, b, starts, columns, length, out, out_
             right = [code.at(b, builder.load(code.at(starts, j))) for j in each]
             left = [code.at(a, builder.mul(_int(i), a_stride)) for i in range(rows)]
 
-            def terms(t: Any, sums: list[Any], some: Any) -> list[Any]:
-                ys = [code.load(code.at(row, t), some) for row in right]
-                xs = [code.load(code.at(row, t), some) for row in left]
-                factors = [(x, y) for x in xs for y in ys]
-                return [code.fma(x, y, z) for (x, y), z in zip(factors, sums, strict=True)]
+            def piece(k: Any, sums: list[Any]) -> list[Any]:
+                lefts = [code.at(row, builder.mul(k, a_apart)) for row in left]
+                rights = [code.at(row, builder.mul(k, b_apart)) for row in right]
 
-            sums = [_ZERO] * (rows * wide)
-            sums = code.loop(_int(0), whole, LANES, sums, lambda t, s: terms(t, s, None))
-            sums = code.loop(whole, length, LANES, sums, lambda t, s: terms(t, s, mask))
+                def terms(t: Any, sums: list[Any], some: Any) -> list[Any]:
+                    ys = [code.load(code.at(row, t), some) for row in rights]
+                    xs = [code.load(code.at(row, t), some) for row in lefts]
+                    factors = [(x, y) for x in xs for y in ys]
+                    return [code.fma(x, y, z) for (x, y), z in zip(factors, sums, strict=True)]
+
+                sums = code.loop(_int(0), whole, LANES, sums, lambda t, s: terms(t, s, None))
+                return code.loop(whole, length, LANES, sums, lambda t, s: terms(t, s, mask))
+
+            sums = code.loop(_int(0), pieces, 1, [_ZERO] * (rows * wide), piece)
             for j in range(wide):
                 totals = code.totals(sums[j::wide])
                 with builder.if_then(builder.icmp_signed("<=", _int(j), last)):

@@ -16,7 +16,7 @@ from dpfedls.engine.jit import jit
 # batch are as many times further on.
 INPUTS, OUTPUTS, WEIGHT, WEIGHTS, AT_INPUT, AT_OUTPUT, AT_KEPT, KEPT, WANTED = range(9)
 SIZES = 9  # from here on the layer's own sizes
-COLUMNS = SIZES + 21
+COLUMNS = SIZES + 22
 
 
 class Layers(NamedTuple):
