@@ -3,6 +3,7 @@
     python benchmarks/beyond.py mnist-logistic          runs what is missing, then prints the table
     python benchmarks/beyond.py ablation                one part left out at a time, and one alone
     python benchmarks/beyond.py plans                   other cohorts and rounds, for a CNN
+    python benchmarks/beyond.py few --seeds 20          few people and a small ε, many seeds
     python benchmarks/beyond.py page                    docs/results/beyond.md and its figure
 
 Every run is a line of docs/results/beyond.jsonl: stop it and go on at will.
@@ -149,6 +150,16 @@ def plans() -> dict[str, Any]:
     return {f"{c} people, {r} rounds": given(c, r) for c, r in pairs}
 
 
+def few() -> dict[str, Any]:
+    """Where the paper's plan was once ahead: 200 people, and how fast the server rate falls."""
+    task = "digits-logistic"
+    return {
+        "DP-Fed": lambda e: paper(task, e, 0.0),
+        "automatic, falling rate": lambda e: automatic(task, e, schedule="linear"),
+        "automatic": lambda e: automatic(task, e),
+    }
+
+
 def run(recipe: recipes.Recipe, seed: int, device: str, precision: Any) -> dict[str, Any]:
     """One run without a folder: what it reached and what it was."""
     recipe = replace(recipe.resolved(), seed=seed, device=device)
@@ -290,7 +301,7 @@ def _epsilons(kept: list[tuple[str, str, float, int]]) -> tuple[float, ...]:
 def main() -> None:
     """Make what is missing of a table; print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("table", choices=[*PAPER, "ablation", "plans", "page"])
+    parser.add_argument("table", choices=[*PAPER, "ablation", "plans", "few", "page"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epsilon", type=float, action="append")
@@ -301,6 +312,7 @@ def main() -> None:
     task, columns, usual = {
         "ablation": ("mnist-logistic", partial(ablation, "mnist-logistic"), (1.0,)),
         "plans": ("mnist-cnn", plans, (2.0, 4.0, 8.0)),
+        "few": ("digits-logistic", few, (0.5, 1.0)),
     }.get(asked.table, (asked.table, partial(cells, asked.table), EPSILONS))
     epsilons, columns = tuple(asked.epsilon or usual), columns()
     name = task if asked.table == task else f"{task}, {asked.table}"
