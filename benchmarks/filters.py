@@ -335,7 +335,11 @@ def main() -> None:
     if parser.parse_args().what == "run":
         run()
     for plan in ("automatic", "paper"):
-        print(table([cell for cell in CELLS if cell.plan == plan]), end="\n\n")
+        begun = {key[:4] for key in _kept()}
+        cells = [cell for cell in CELLS if cell.plan == plan]
+        cells = [c for c in cells if (c.task, c.epsilon, c.plan, c.smoothing) in begun]
+        if cells:
+            print(table(cells), end="\n\n")
 
 
 if __name__ == "__main__":
