@@ -160,7 +160,8 @@ def table() -> str:
                 name = json.dumps(row["settings"])
                 shown.setdefault(name, {})[row["seed"]] = 100 * row["accuracy"]
         alone = shown.pop(json.dumps(ALONE), {})
-        if not shown or not alone:
+        shown = {name: found for name, found in shown.items() if found.keys() == alone.keys()}
+        if not shown or len(alone) < 2:
             continue
         trials = len({json.dumps(row["settings"]) for row in rows} - {json.dumps(ALONE)})
         name, best = max(shown.items(), key=lambda item: statistics.mean(item[1].values()))
