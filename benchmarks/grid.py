@@ -119,13 +119,15 @@ def score(task: str, epsilon: float, settings: Settings, seeds: range) -> float:
     return statistics.mean(found)
 
 
-def search(task: str, epsilon: float, seeds: range) -> None:
-    """From each start, one setting after another, until none of them helps."""
+def search(task: str, epsilon: float, seeds: range, most: int) -> None:
+    """From each start, one setting after another, until none helps or so many were tried."""
     for start in STARTS:
         best, last = start | REST, None
         while best != last:
             last = best
             for key, values in GRID.items():
+                if len(best_of(task, epsilon, most)) >= most:
+                    return
                 near = [values.index(best[key]) + step for step in (-1, 0, 1)]
                 tried = [best | {key: values[k]} for k in near if 0 <= k < len(values)]
                 best = max(tried, key=lambda s: score(task, epsilon, s, seeds))
@@ -158,7 +160,8 @@ def table() -> str:
                 name = json.dumps(row["settings"])
                 shown.setdefault(name, {})[row["seed"]] = 100 * row["accuracy"]
         alone = shown.pop(json.dumps(ALONE), {})
-        if not shown or not alone:
+        shown = {name: found for name, found in shown.items() if found.keys() == alone.keys()}
+        if not shown or len(alone) < 2:
             continue
         trials = len({json.dumps(row["settings"]) for row in rows} - {json.dumps(ALONE)})
         name, best = max(shown.items(), key=lambda item: statistics.mean(item[1].values()))
@@ -179,11 +182,12 @@ def main() -> None:
     parser.add_argument("task", choices=["table", *beyond.PAPER])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--search-seeds", type=int, default=1)
+    parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--best", type=int, default=5)
     asked = parser.parse_args()
     if asked.task != "table":
-        search(asked.task, asked.epsilon, range(asked.search_seeds))
+        search(asked.task, asked.epsilon, range(asked.search_seeds), asked.trials)
         for settings in (ALONE, *best_of(asked.task, asked.epsilon, asked.best)):
             score(asked.task, asked.epsilon, settings, range(FRESH, FRESH + asked.seeds))
     print(table())

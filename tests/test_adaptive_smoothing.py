@@ -63,6 +63,15 @@ def test_what_a_row_has_in_common_is_no_smoothness():
     assert strength_along(rows, 1) == 0.0
 
 
+def test_what_is_alike_again_further_away_is_no_smoothness():
+    """Products of 0.48, −0.36, 0.48, 0.8, as small images have them; once smoothed at the most."""
+    white = torch.randn(10, 400, generator=torch.Generator().manual_seed(0))
+    taps = (1.0, 0.6, -0.2, 0.0, 0.8)
+    rows = sum(tap * white[:, 4 - k : 396 - k] for k, tap in enumerate(taps))
+    assert isinstance(rows, Tensor)
+    assert strength_along(rows, 1) == 0
+
+
 def test_the_axis_of_units_and_classes_is_never_smoothed():
     alike = autoregressive(0.9, 64, 40).T.contiguous()  # neighbouring classes are alike
     assert strength_along(alike, 0) > 1

@@ -9,7 +9,7 @@ from torch import nn
 import dpfedls
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.train import asked
-from dpfedls.stepping import NoiseRate
+from dpfedls.stepping import NoiseRate, noise_gathered
 
 RNG = torch.Generator().manual_seed(0)
 WEIGHTS = torch.randn(12, generator=RNG)
@@ -45,6 +45,25 @@ def test_a_falling_rate_starts_at_twice_a_constant_one():
         assert recipe.server_rate.at_most == most
         recipe, _, _ = asked(**given, schedule=schedule, loss=lambda o, t: (o[:, 0] - t).square())
         assert recipe.server_rate == most
+
+
+def test_a_linear_model_in_much_noise_gets_a_constant_rate_and_an_average():
+    """Unless a schedule or an average is given; deep models and less noise get a falling rate."""
+    clients, _ = people()
+    linear, deep = nn.Linear(12, 1), nn.Sequential(nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 1))
+    given = {"clients": clients, "loss": squared, "model": linear, "epsilon": 0.5}
+    recipe, _, _ = asked(**given)
+    assert (recipe.schedule, recipe.averaging) == ("constant", 0.9)
+    assert {"schedule", "averaging"} < set(recipe.chosen)
+    assert isinstance(recipe.server_rate, float)
+    expected = 0.3 / noise_gathered("constant", recipe.plan, 1.0)
+    assert recipe.server_rate == pytest.approx(expected)  # chosen for this schedule
+    for other in ({"model": deep}, {"epsilon": 4.0}, {"averaging": 0.5}):
+        recipe, _, _ = asked(**given | other)
+        assert (recipe.schedule, recipe.averaging) == ("linear", other.get("averaging", 0.0))
+        assert "averaging" not in recipe.chosen
+    recipe, _, _ = asked(**given, schedule="linear")
+    assert (recipe.schedule, recipe.averaging) == ("linear", 0.0)
 
 
 def test_what_is_given_stays_and_what_is_chosen_has_its_reason(tmp_path):

@@ -27,6 +27,9 @@ from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE)
 SMOOTHING = AdaptiveSmoothing()
 
+MUCH_NOISE = 1.0
+"""What a weight gathers at server rate 1, in clip norms, above which no round is worth less."""
+
 WHY = {
     "local": "25 steps of 10 samples: as much work for everybody, whatever a person has; shorter "
     "trainings learn less from as much noise, longer ones hardly more",
@@ -61,6 +64,34 @@ def plan_for(
         "plan.delta": f"{plan.target_delta:.3g}"
         + (f" = {num_clients}^-1.1" if delta is None else ", as given"),
     }
+
+
+class Course(NamedTuple):
+    """How the server rate goes, and over which models the output is an average."""
+
+    schedule: Schedule
+    averaging: float
+    why: dict[str, str]
+
+
+def course_for(plan: PrivacyPlan, model: nn.Module) -> Course | None:
+    """For a linear model in much noise: a constant rate, an average over the last tenth; else None.
+
+    Beside the way that the model goes, a rate that falls to zero gathers 2 ÷ √3 times the noise of
+    a constant one: its rounds are not worth the same. Where noise allows so short a way that the
+    model does not arrive, nothing makes up for that. Deep models need the long steps at first.
+    """
+    layers = sum(weight.dim() > 1 for weight in model.parameters() if weight.requires_grad)
+    if layers > 1 or noise_gathered("constant", plan, 1.0) <= MUCH_NOISE:
+        return None
+    return Course(
+        "constant",
+        max(0.0, 1 - 10 / plan.rounds),
+        {
+            "schedule": "for a linear model in much noise: all rounds are worth the same",
+            "averaging": "over about the last tenth of the rounds: some of their noise cancels",
+        },
+    )
 
 
 class Fitted(NamedTuple):

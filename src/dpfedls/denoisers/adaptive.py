@@ -12,6 +12,7 @@ the first rounds is smoothed too. With a strength that does not change the two a
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -68,9 +69,12 @@ def strength_along(tensor: Tensor, axis: int) -> float:
     size = rows.shape[-1]
     near = [float((rows[..., k:] * rows[..., : size - k]).sum()) for k in range(1, _NEAR + 1)]
     chance = float(rows.square().mean()) * math.sqrt(_NEAR * rows.numel())
-    if not sum(near) > _BEYOND_CHANCE * chance:
+    if not (near[0] > 0 and sum(near) > _BEYOND_CHANCE * chance):
         return 0.0
-    alike = min(max(sum(near[1:]) / sum(near[:-1]), 0.0), _MOST_ALIKE)
+    # What is alike again further away is a pattern, such as the rows of a small image laid one
+    # after another: likeness counts as far as it only falls (as in Geyer 1992).
+    near = list(itertools.accumulate(near, lambda last, new: max(0.0, min(last, new))))
+    alike = min(sum(near[1:]) / sum(near[:-1]), _MOST_ALIKE)
     return alike / (1 - alike) ** 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from dpfedls.auto.choices import rates_for
+from dpfedls.auto.choices import course_for, rates_for
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.samples import each
 from dpfedls.runs.recipe import Recipe
@@ -20,6 +20,14 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
     if recipe.server_rate != "auto":
         return recipe
     check_model(task.model)
+    open_ = "schedule" in recipe.chosen and recipe.averaging == 0
+    course = course_for(recipe.plan, task.model) if open_ else None
+    if course is not None:
+        schedule, averaging, why = course
+        chosen = recipe.chosen | why
+        recipe = msgspec.structs.replace(
+            recipe, schedule=schedule, averaging=averaging, chosen=chosen
+        )
     known = (recipe.plan, recipe.schedule, task.model, task.loss)
     if task.test is None:
         first = int(np.argmax(task.data.sizes > 0))
