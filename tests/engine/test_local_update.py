@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from dpfedls import InputError, LocalSGD
 from dpfedls.engine.vmapped import VmappedUpdate
-from dpfedls.local_sgd import LoopedUpdate, project, schedule
+from dpfedls.local_sgd import LoopedUpdate, schedule
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import cross_entropy
+from dpfedls.people.steps import project
 from federations import SIZES, local, model_and_data
 
 CLIENTS = np.arange(len(SIZES))
