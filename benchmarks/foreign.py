@@ -84,6 +84,7 @@ def _plain(result: dpfedls.Result) -> Settings:
         "rate": msgspec.to_builtins(recipe.server_rate),
         "learning_rate": recipe.local.learning_rate,
         "steps": recipe.local.steps,
+        "retry_step": recipe.local.retry_step,
         "smoothing": True,
     }
 
@@ -100,7 +101,10 @@ def _given(people: int, epsilon: float, settings: Settings) -> dict[str, Any]:
     return {
         "plan": plan,
         "local": dpfedls.LocalSGD(
-            steps=settings["steps"], batch_size=10, learning_rate=settings["learning_rate"]
+            steps=settings["steps"],
+            batch_size=10,
+            learning_rate=settings["learning_rate"],
+            retry_step=settings.get("retry_step"),
         ),
         "denoiser": AdaptiveSmoothing() if settings["smoothing"] else dpfedls.Identity(),
         "server_rate": msgspec.convert(settings["rate"], float | NoiseRate),

@@ -29,6 +29,7 @@ from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.people.batches import batch_width
 from dpfedls.people.losses import Loss, require_one_loss_per_sample
 from dpfedls.people.precision import computing_in, to_precision
+from dpfedls.people.steps import lengths, project, shares
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
@@ -54,7 +55,9 @@ class LocalSGD(Component, frozen=True, tag=False):
     batches. In round t the learning rate is ``learning_rate · decay^t``. With projection "step"
     the local model returns to the ball after every step (the paper's way); with "final" only the
     finished update is clipped. With precision "bfloat16" the model computes in half the bits, much
-    faster on a GPU; weights, steps and updates stay in float32.
+    faster on a GPU; weights, steps and updates stay in float32. With ``retry_step`` a client whose
+    first step is longer than that share of the clip norm trains again with gradients so scaled
+    that it is not, unless its loss halves (``people.steps.shares``).
     """
 
     epochs: int | None = None
@@ -65,6 +68,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     weight_decay: float = 0.0
     projection: Literal["step", "final"] = "step"
     precision: Literal["float32", "bfloat16"] = "float32"
+    retry_step: float | None = None  # share of the clip norm; None: nobody trains again
 
     def __post_init__(self) -> None:
         check_types(self, "local.")
@@ -79,6 +83,8 @@ class LocalSGD(Component, frozen=True, tag=False):
         require_finite("local.learning_rate", self.learning_rate, "0.1 is a common start")
         require_fraction("local.decay", self.decay, "1.0 keeps the learning rate")
         require_not_negative("local.weight_decay", self.weight_decay, "0 switches it off")
+        if self.retry_step is not None:
+            require_finite("local.retry_step", self.retry_step, "0.3 suits 25 steps")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,7 +126,7 @@ def schedule(
 class LocalUpdate(Protocol):
     """Train each client of a block from ``params``; one row of updates per client.
 
-    ``radius`` is this round's clip norm, around which "step" projects; "final" ignores it.
+    ``radius`` is this round's clip norm, to which "step" projects and ``retry_step`` compares.
     """
 
     def __call__(
@@ -155,18 +161,22 @@ class LoopedUpdate(Update):
         self, params: Vector, clients: Indices, round_: int, key: int, radius: float
     ) -> Updates:
         order, groups = schedule(self.local, self.data, clients, key)
-        radius = radius if self.local.projection == "step" else math.inf
         updates = torch.zeros(len(clients), self.layout.dim, device=params.device)
         for place, rows in zip(order, (rows for group in groups for rows in group), strict=True):
             if rows.size:
-                updates[place] = self._train(params, rows, self.local.rate(round_), radius) - params
+                given = (params, rows, self.local.rate(round_), radius)
+                updates[place], share = self._train(*given)
+                if share < 1:
+                    updates[place], _ = self._train(*given, share)
         return updates
 
     def _train(
-        self, params: Vector, rows: Int64[np.ndarray, "steps batch"], rate: float, radius: float
-    ) -> Vector:
+        self, params: Vector, rows: Indices, rate: float, radius: float, share: float = 1.0
+    ) -> tuple[Vector, float]:
+        """The update; and the share of its gradients with which to train again."""
         weights, model = params.clone(), copy.deepcopy(self.model).to(self.local.dtype)
         trained = [model.get_parameter(name) for name in self.layout.names]
+        means, first = [], params.new_zeros(1)
         for batch in rows:
             real = torch.from_numpy(batch[batch >= 0]).to(params.device)
             with torch.no_grad():
@@ -178,24 +188,11 @@ class LoopedUpdate(Update):
                 require_one_loss_per_sample(losses, len(real))
                 gradients = torch.autograd.grad(losses.mean(), trained, materialize_grads=True)
             gradient = torch.cat([g.to_dense().float().reshape(-1) for g in gradients])
-            weights = weights - rate * (gradient + self.local.weight_decay * weights)
-            if radius < math.inf:
+            weights = weights - rate * (share * gradient + self.local.weight_decay * weights)
+            means.append(losses.detach().mean())
+            if len(means) == 1:
+                first = lengths([(weights - params)[None]])
+            if self.local.projection == "step" and radius < math.inf:
                 project([weights[None]], [params], radius)
-        return weights
-
-
-def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
-    """Move each client's weights, in place, to the nearest point of the ball around the centre.
-
-    One row per client in each tensor; the distance runs over all tensors together.
-    """
-    ways = [w - c for w, c in zip(weights, centre, strict=True)]
-    lengths = [torch.linalg.vector_norm(way.reshape(len(way), -1), dim=1) for way in ways]
-    inside = radius / torch.stack(lengths).norm(dim=0)
-    if not (inside < 1.0).any():
-        return
-    for w, c, way in zip(weights, centre, ways, strict=True):
-        share = inside.view(-1, *(1,) * c.dim())
-        # Not by a share of 1 - inside: of a long way nothing would be left but its rounding.
-        # Whoever is inside keeps every bit, so nobody notices where the others are.
-        w.copy_(torch.where(share < 1.0, way.mul_(share).add_(c), w))
+        most = radius * (self.local.retry_step or math.inf)
+        return weights - params, float(shares(torch.stack(means).mean(), means[0], first, most))

@@ -35,6 +35,21 @@ def test_a_regression_is_learned_in_any_unit():
     assert result.loss < 0.1 * float(test[1].square().mean())
 
 
+def test_a_classifier_learns_from_inputs_in_large_units():
+    """0.84; with steps as long as ever 0.44, and a clip norm that grows to the limit."""
+    rng = torch.Generator().manual_seed(5)
+    x = torch.randn(240, 20, 12, generator=rng)
+    y = (x @ torch.randn(12, 3, generator=rng)).argmax(dim=2)
+    clients = list(zip(300 * x[:200], y[:200], strict=True))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    result = dpfedls.train(model=model, clients=clients, epsilon=4.0)
+    assert result.recipe.local.retry_step == 0.3
+    assert "local.retry_step" in result.recipe.chosen
+    found = result.model(300 * x[200:].flatten(0, 1)).argmax(dim=1)
+    assert float((found == y[200:].flatten()).float().mean()) > 0.8
+
+
 def test_a_falling_rate_starts_at_twice_a_constant_one():
     """So that it goes as far; noise may ask for less."""
     x, y = torch.randn(3000, 1, 12, generator=RNG), torch.zeros(3000, 1, dtype=torch.long)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from dpfedls.engine import choose, recurrence
@@ -84,7 +85,8 @@ def test_recurrence():
 
 @pytest.mark.parametrize(("precision", "room"), [("float32", 1e-3), ("bfloat16", 0.25)])
 @pytest.mark.parametrize("named", ["cnn", "lstm"])
-def test_clients_at_once_equal_one_after_another(named, precision, room, monkeypatch):
+@pytest.mark.parametrize("retry_step", [None, 0.01])
+def test_clients_at_once_equal_one_after_another(named, precision, room, retry_step, monkeypatch):
     """In bfloat16 two steps may differ by the rounding of one gradient, and no more."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # the twin in all its bits
     torch.manual_seed(0)
@@ -96,12 +98,13 @@ def test_clients_at_once_equal_one_after_another(named, precision, room, monkeyp
     data = ClientData(features, torch.randint(10, (rows,)), np.cumsum(sizes) - sizes, sizes)
     model, data = model.cuda(), data.to(torch.device("cuda"))
     layout = Layout.of(model)
-    local = LocalSGD(steps=2, batch_size=6, learning_rate=0.1, precision=precision)
-    exact = LocalSGD(steps=2, batch_size=6, learning_rate=0.1)
+    exact = LocalSGD(steps=2, batch_size=6, learning_rate=0.1, retry_step=retry_step)
+    local = replace(exact, precision=precision)
     params = layout.read(model)
     made = VmappedUpdate(model, cross_entropy, layout, data, local)(params, np.arange(4), 0, 1, 0.7)
     twin = LoopedUpdate(model, cross_entropy, layout, data, exact)(params, np.arange(4), 0, 1, 0.7)
     assert _distance(made, twin) < room
+    assert retry_step is None or float(twin.norm(dim=1).max()) < 2 * 0.7 * retry_step * 1.1
 
 
 KINDS = {

@@ -10,11 +10,13 @@ import torch
 from msgspec.structs import replace
 
 from dpfedls import InputError, LocalSGD
+from dpfedls.engine import choose
 from dpfedls.engine.vmapped import VmappedUpdate
-from dpfedls.local_sgd import LoopedUpdate, project, schedule
+from dpfedls.local_sgd import LoopedUpdate, schedule
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import cross_entropy
+from dpfedls.people.steps import project
 from federations import SIZES, local, model_and_data
 
 CLIENTS = np.arange(len(SIZES))
@@ -52,6 +54,63 @@ def test_step_projection_keeps_every_step_inside_the_ball_and_differs_from_final
     assert float(free.norm(dim=1).max()) > 0.1
     clipped = free * (0.1 / free.norm(dim=1, keepdim=True)).clamp(max=1)
     assert float((clipped - projected).norm()) > 1e-3
+
+
+@pytest.fixture
+def in_large_units():
+    """A linear model and three people; the last has one sample. Columns are of the order of 500."""
+    rng = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 2
+    x = torch.randn(40, 20, generator=rng) + 2 * y[:, None]
+    data = ClientData(500 * x, y, np.array([0, 20, 39]), np.array([20, 19, 1]))
+    model = torch.nn.Linear(20, 2)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    return model, data
+
+
+def test_steps_too_long_for_the_inputs_units_are_tried_again_shorter(in_large_units):
+    """Without, the update ends on the sphere with a loss that grew; with, the loss falls."""
+    model, data = in_large_units
+    settings = LocalSGD(steps=25, batch_size=10, learning_rate=0.05)
+    layout = Layout.of(model)
+
+    def trained(settings, radius):
+        update, params = built(LoopedUpdate, model, data, settings)
+        made = update(params, CLIENTS[:2], 0, key=0, radius=radius)
+        for j, moved in enumerate(made):
+            tensors = layout.split(params + moved)
+            scores = torch.func.functional_call(model, tensors, (data.client(j)[0],))
+            yield float(moved.norm()), float(cross_entropy(scores, data.client(j)[1]).mean())
+
+    for length, loss in trained(settings, 1.0):
+        assert length > 0.99
+        assert loss > 5
+    for length, loss in trained(replace(settings, retry_step=0.3), 0.01):
+        assert length < 0.0099  # so that a norm which follows the lengths comes down
+        assert loss < 0.4
+
+
+def test_whoever_learns_from_a_long_step_or_takes_a_short_one_does_not_train_again(in_large_units):
+    model, data = in_large_units
+    settings = LocalSGD(steps=5, batch_size=10, learning_rate=0.05)
+    once, params = built(LoopedUpdate, model, data, settings)
+    again, _ = built(LoopedUpdate, model, data, replace(settings, retry_step=0.3))
+    for radius, same in ((0.01, [False, False, True]), (1e6, [True, True, True])):
+        first, second = (update(params, CLIENTS[:3], 0, 0, radius) for update in (once, again))
+        assert (first == second).all(dim=1).tolist() == same
+
+
+def test_training_again_is_everybodys_own_matter(in_large_units):
+    """To the last bit, whoever else is in the block: what the sensitivity rests on."""
+    model, data = in_large_units
+    settings = LocalSGD(steps=5, batch_size=10, learning_rate=0.05, retry_step=0.3)
+    looped, params = built(LoopedUpdate, model, data, settings)
+    for update in (looped, choose(model, data, settings, engine="compiled").update):
+        together = update(params, CLIENTS[:3], 0, key=0, radius=0.01)
+        for j in range(3):
+            alone = update(params, CLIENTS[j : j + 1], 0, key=0, radius=0.01)[0]
+            assert torch.equal(alone, together[j])
 
 
 def rows_of(settings, data, clients, key):

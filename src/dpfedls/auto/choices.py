@@ -19,12 +19,15 @@ from dpfedls.auto.rate import IN_CLIP_NORMS, LEARNING_RATE, made_up, rates_on
 from dpfedls.denoisers.adaptive import AdaptiveSmoothing
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
-from dpfedls.people.losses import Loss
+from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Samples, as_input
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 
 LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE)
+# At 0.2 noise between 25 batches is as long as the clip norm, which then falls and falls; at 0.5
+# steps that overshoot still end on the sphere, and it grows.
+RETRY_STEP = 0.3
 SMOOTHING = AdaptiveSmoothing()
 
 MUCH_NOISE = 1.0
@@ -99,6 +102,7 @@ class Fitted(NamedTuple):
 
     server: ServerRate
     learning: float
+    retry_step: float | None
     why: dict[str, str]
 
 
@@ -114,7 +118,8 @@ def rates_for(
     """Server and learning rate, by the model's answers to inputs that are nobody's.
 
     ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
-    Where the outputs have units of their own, noise is measured in clip norms, which follow them.
+    Where the outputs have units of their own, noise is measured in clip norms, which follow them,
+    and the learning rate follows the loss's curvature: there nobody trains again.
     """
     inputs, targets = samples if public else made_up(model, samples)
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
@@ -127,12 +132,15 @@ def rates_for(
     else:
         server = NoiseRate(noise=rates.noise, at_most=most)
         said = f"every weight gathers noise of {rates.noise:.2g}, what the model bears on {source}"
-    return Fitted(
-        server,
-        rates.learning,
-        {
-            "server_rate": f"so large that {said}; but at most {most:g}",
-            "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
-            "the clip norm follows their length",
-        },
+    why = {
+        "server_rate": f"so large that {said}; but at most {most:g}",
+        "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
+        "the clip norm follows their length",
+    }
+    if loss is not cross_entropy:
+        return Fitted(server, rates.learning, None, why)
+    why["local.retry_step"] = (
+        f"{RETRY_STEP:g} clip norms: whose first step is longer, and whose loss does not halve, "
+        "trains again with shorter ones, since inputs may be in large units"
     )
+    return Fitted(server, rates.learning, RETRY_STEP, why)

@@ -23,10 +23,11 @@ from dpfedls.engine.batching import CrossEntropy, client_layers
 from dpfedls.engine.chains import Chain, chain_of
 from dpfedls.engine.replay import Batch, Recorder, Step, one_by_one
 from dpfedls.engine.threads import one_torch_thread
-from dpfedls.local_sgd import Tree, Update, project, schedule
+from dpfedls.local_sgd import Tree, Update, schedule
 from dpfedls.parameters import Updates, Vector
 from dpfedls.people.losses import cross_entropy, require_one_loss_per_sample
 from dpfedls.people.precision import to_precision
+from dpfedls.people.steps import lengths, project, shares
 from dpfedls.sampling import Indices
 
 
@@ -40,31 +41,61 @@ class VmappedUpdate(Update):
         if len({group.shape[2] for group in groups}) > 1:
             wide = np.repeat([g.shape[2] for g in groups], [len(g) for g in groups])
             return self._by_width(wide[np.argsort(order)], params, clients, round_, key, radius)
-        longest = max((group.shape[1] for group in groups), default=0)
-        rows = [np.concatenate([g[:, s] for g in groups if s < g.shape[1]]) for s in range(longest)]
-        centre = list(self.layout.split(params).values())
-        weights = [c.expand(len(clients), *c.shape).clone() for c in centre]
-        rounded = [w.to(self.local.dtype) for w in weights]  # what the model computes with
-        radius = radius if self.local.projection == "step" else math.inf
-        rate = self.local.rate(round_)
-
-        def step(batch: Tensor, padded: bool) -> None:
-            # Who has finished rests at the front, and is neither computed nor rounded again.
-            first = len(clients) - len(batch)
-            training, computing = ([t[first:] for t in part] for part in (weights, rounded))
-            gradients = self._gradients(computing, batch, padded)
-            descend(training, computing, gradients, centre, rate, self.local.weight_decay, radius)
-
-        if rows:  # one copy to the device for all steps
-            places = torch.from_numpy(np.concatenate(rows)).to(params.device)
-            padded = [bool((batch < 0).any()) for batch in rows]
-            self._run(step, list(zip(places.split([*map(len, rows)]), padded, strict=True)))
-        updates = [(w - c).reshape(len(clients), -1) for w, c in zip(weights, centre, strict=True)]
-        joined = torch.cat(updates, dim=1)
+        joined, share = self._train(params, groups, round_, radius)
+        again = (share < 1).cpu()
+        if again.any():
+            parts = np.split(again.numpy(), np.cumsum([len(group) for group in groups])[:-1])
+            some = [group[part] for group, part in zip(groups, parts, strict=True) if part.any()]
+            joined[again], _ = self._train(params, some, round_, radius, share[again])
         if (order[1:] > order[:-1]).all():  # clients of one size are in order already
             return joined
         places = torch.from_numpy(order).to(params.device)
         return torch.empty_like(joined).index_copy_(0, places, joined)
+
+    def _train(
+        self,
+        params: Vector,
+        groups: list[np.ndarray],
+        round_: int,
+        radius: float,
+        share: Tensor | None = None,
+    ) -> tuple[Updates, Tensor]:
+        """Updates in the schedule's order; and by what share of its gradients each trains again."""
+        clients, longest = sum(map(len, groups)), max((g.shape[1] for g in groups), default=0)
+        rows = [np.concatenate([g[:, s] for g in groups if s < g.shape[1]]) for s in range(longest)]
+        centre = list(self.layout.split(params).values())
+        weights = [c.expand(clients, *c.shape).clone() for c in centre]
+        rounded = [w.to(self.local.dtype) for w in weights]  # what the model computes with
+        ball = radius if self.local.projection == "step" else math.inf
+        rate, decay = self.local.rate(round_), self.local.weight_decay
+        began, total, first = (params.new_zeros(clients) for _ in range(3))
+
+        def step(batch: Tensor, padded: bool, begins: bool = False) -> None:
+            # Who has finished rests at the front, and is neither computed nor rounded again.
+            busy = slice(clients - len(batch), None)
+            training, computing = ([t[busy] for t in part] for part in (weights, rounded))
+            gradients, losses = self._gradients(computing, batch, padded)
+            if share is not None:
+                gradients = [g * share[busy].view(-1, *(1,) * (g.dim() - 1)) for g in gradients]
+            total[busy] += losses
+            if begins:
+                began[busy] = losses
+                steps = [g + decay * w for g, w in zip(gradients, training, strict=True)]
+                first[busy] = rate * lengths(steps)
+            descend(training, computing, gradients, centre, rate, decay, ball)
+
+        if rows:  # one copy to the device for all steps
+            places = torch.from_numpy(np.concatenate(rows)).to(params.device)
+            padded = [bool((batch < 0).any()) for batch in rows]
+            batches = list(zip(places.split([*map(len, rows)]), padded, strict=True))
+            if self.local.retry_step is not None:  # measured, so never a replay
+                step(*batches.pop(0), begins=True)
+            self._run(step, batches)
+        updates = [(w - c).reshape(clients, -1) for w, c in zip(weights, centre, strict=True)]
+        counts = np.repeat([g.shape[1] for g in groups], [len(g) for g in groups])
+        means = total / torch.from_numpy(counts).to(total)
+        most = radius * (self.local.retry_step or math.inf)
+        return torch.cat(updates, dim=1), shares(means, began, first, most)
 
     @cached_property
     def _run(self) -> Callable[[Step, Sequence[Batch]], None]:
@@ -82,8 +113,10 @@ class VmappedUpdate(Update):
             updates[torch.from_numpy(places).to(params.device)] = made
         return updates
 
-    def _gradients(self, weights: list[Tensor], batch: Tensor, padded: bool) -> tuple[Tensor, ...]:
-        """Of each client's mean loss on the samples of its own in the batch."""
+    def _gradients(
+        self, weights: list[Tensor], batch: Tensor, padded: bool
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """Of each client's mean loss on the samples of its own in the batch; and these losses."""
         features, targets = self.data.take(batch, padded)
         with torch.enable_grad():
             leaves = [w.detach().requires_grad_() for w in weights]
@@ -92,11 +125,12 @@ class VmappedUpdate(Update):
             if losses.shape != batch.shape:
                 require_one_loss_per_sample(losses[0], batch.shape[1])
             # Clients are independent, so the gradient of the sum of their means holds each one's.
-            shares = torch.full_like(losses, 1 / batch.shape[1])
+            weighed = torch.full_like(losses, 1 / batch.shape[1])
             if padded:
                 real = (batch >= 0).to(losses.dtype)
-                shares = real / real.sum(dim=1, keepdim=True)
-            return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
+                weighed = real / real.sum(dim=1, keepdim=True)
+            gradients = torch.autograd.grad(losses, leaves, weighed, materialize_grads=True)
+        return gradients, (losses.detach() * weighed).sum(dim=1)
 
     def _all_losses(self, tensors: dict[str, Tensor], features: Tree, targets: Tree) -> Tensor:
         """Of all clients; by vmap, unless part of it is known to have a shorter way."""

@@ -17,6 +17,7 @@ from dpfedls.engine.jit import jit
 INPUTS, OUTPUTS, WEIGHT, WEIGHTS, AT_INPUT, AT_OUTPUT, AT_KEPT, KEPT, WANTED = range(9)
 SIZES = 9  # from here on the layer's own sizes
 COLUMNS = SIZES + 22
+UNKNOWN = -1.0
 
 
 class Layers(NamedTuple):
@@ -65,24 +66,28 @@ class Workspace(NamedTuple):
 def train(layers, samples, step, space):
     """Train from the centre; what is left in ``space.moved`` is the update.
 
-    False where a token or a label is none that the model knows.
+    Returns the length of the first step, or 0 where the loss halved (``people.steps.shares``);
+    ``UNKNOWN`` where a token or a label is none that the model knows.
     """
-    moved, inside = space.moved, ONE
+    moved, inside, first, began, total = space.moved, ONE, 0.0, 0.0, 0.0
     fill(moved, ZERO)
     last = layers.table[len(layers.table) - 1]
-    for batch in samples.batches:
-        count = gather(batch, samples, last[OUTPUTS], space)
+    for number in range(len(samples.batches)):
+        count = gather(samples.batches[number], samples, last[OUTPUTS], space)
         if count < 0:
-            return False
+            return UNKNOWN
         forward(layers, count, inside, step, space)
         at = count * last[AT_OUTPUT]
         scores = space.values[at : at + count * last[OUTPUTS]]
-        loss_gradient(scores, space.targets[:count], space.above)
+        loss = loss_gradient(scores, space.targets[:count], space.above)
         away = math.sqrt(backward(layers, count, inside, step, space))
         inside = np.float32(step.radius / away) if away > step.radius else ONE
+        total += loss
+        if number == 0:
+            first, began = away, loss
     for t in range(len(moved)):
         moved[t] *= inside
-    return True
+    return 0.0 if total <= len(samples.batches) * began / 2 else first
 
 
 @jit
@@ -168,8 +173,8 @@ def _weights(row, inside, step, space):
 
 @jit
 def loss_gradient(scores, targets, gradient):
-    """Of the mean cross-entropy by the scores: ``(softmax − one-hot) / count``."""
-    count = len(targets)
+    """Of the mean cross-entropy, which is returned, by the scores: (softmax − one-hot) / count."""
+    count, loss = len(targets), ZERO
     classes = len(scores) // max(1, count)
     for s in range(count):
         own, out = scores[s * classes : (s + 1) * classes], gradient[s * classes :]
@@ -181,9 +186,11 @@ def loss_gradient(scores, targets, gradient):
         for k in range(classes):  # a loop of its own: see ``jit``
             total += out[k]
         share = ONE / np.float32(count)
+        loss += share * (highest - own[targets[s]] + math.log(total))
         for k in range(classes):
             out[k] *= share / total
         out[targets[s]] -= share
+    return loss
 
 
 def _array(kind: Any, dimensions: int) -> Any:
@@ -199,4 +206,4 @@ _SAMPLES = types.NamedTuple(
 )
 _STEP = types.NamedTuple((_f32, _f32, _f64), Step)
 _SPACE = types.NamedTuple((*(_array(_f32, 1),) * 8, *(_array(_i64, 1),) * 2), Workspace)
-TRAIN = types.boolean(_LAYERS, _SAMPLES, _STEP, _SPACE)
+TRAIN = types.float64(_LAYERS, _SAMPLES, _STEP, _SPACE)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpfedls.engine.compiled import NotCompiled
 from dpfedls.engine.compiled.program import Program
 from dpfedls.engine.compiled.recognition import program_of
-from dpfedls.engine.compiled.training import TRAIN, Samples, Step, Workspace, train
+from dpfedls.engine.compiled.training import TRAIN, UNKNOWN, Samples, Step, Workspace, train
 from dpfedls.engine.jit import callable_from_python
 from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.errors import InputError
@@ -72,6 +72,7 @@ class CompiledUpdate:
         keep = np.float32(1 - rate * self.local.weight_decay)
         bound = float(radius) if self.local.projection == "step" else math.inf
         step = Step(np.float32(rate), keep, bound)
+        most = radius * (self.local.retry_step or math.inf)
 
         def work() -> None:
             space = self._workspace(len(params))
@@ -81,7 +82,11 @@ class CompiledUpdate:
                     place, client, batches = waiting.pop()  # the longest first
                 except IndexError:  # none is left
                     return
-                made[place] = self._train(client, batches, step, space)
+                first = self._train(client, batches, step, space)
+                if first > most:
+                    shorter = step._replace(rate=np.float32(rate * most / first))
+                    self._train(client, batches, shorter, space)
+                made[place] = space.moved
 
         with one_torch_thread():
             others = [self.pool.submit(work) for _ in range(min(self.threads, len(clients)) - 1)]
@@ -93,13 +98,14 @@ class CompiledUpdate:
                 other.result()
         return updates
 
-    def _train(self, client: int, batches: np.ndarray, step: Step, space: Workspace) -> np.ndarray:
-        if not self.train(self.layers, self._samples(client, batches), step, space):
+    def _train(self, client: int, batches: np.ndarray, step: Step, space: Workspace) -> float:
+        first = self.train(self.layers, self._samples(client, batches), step, space)
+        if first == UNKNOWN:
             raise InputError(
                 f"client {client} has a label beyond the model's {self.program.classes} outputs, "
                 "or a token beyond its embedding; relabel, or widen the model"
             )
-        return space.moved
+        return first
 
     def _samples(self, client: int, batches: np.ndarray) -> Samples:
         """What the client's batches need; places in them count from the start of its samples."""
