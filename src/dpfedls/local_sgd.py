@@ -29,7 +29,7 @@ from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.people.batches import batch_width
 from dpfedls.people.losses import Loss, require_one_loss_per_sample
 from dpfedls.people.precision import computing_in, to_precision
-from dpfedls.people.steps import lengths, project, shares
+from dpfedls.people.steps import TRAININGS, following, lengths, project
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
@@ -57,7 +57,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     finished update is clipped. With precision "bfloat16" the model computes in half the bits, much
     faster on a GPU; weights, steps and updates stay in float32. With ``retry_step`` a client whose
     first step is longer than that share of the clip norm trains again with gradients so scaled
-    that it is not, unless its loss halves (``people.steps.shares``).
+    that it is not, unless its loss halves; and again while it grows (``people.steps.following``).
     """
 
     epochs: int | None = None
@@ -164,16 +164,18 @@ class LoopedUpdate(Update):
         updates = torch.zeros(len(clients), self.layout.dim, device=params.device)
         for place, rows in zip(order, (rows for group in groups for rows in group), strict=True):
             if rows.size:
-                given = (params, rows, self.local.rate(round_), radius)
-                updates[place], share = self._train(*given)
-                if share < 1:
-                    updates[place], _ = self._train(*given, share)
+                share, rate = params.new_ones(1), self.local.rate(round_)
+                for _ in range(TRAININGS):
+                    updates[place], after = self._train(params, rows, rate, radius, share)
+                    if after == share:
+                        break
+                    share = after
         return updates
 
     def _train(
-        self, params: Vector, rows: Indices, rate: float, radius: float, share: float = 1.0
-    ) -> tuple[Vector, float]:
-        """The update; and the share of its gradients with which to train again."""
+        self, params: Vector, rows: Indices, rate: float, radius: float, share: Tensor
+    ) -> tuple[Vector, Tensor]:
+        """The update by a share of the gradients; and the share with which to train again."""
         weights, model = params.clone(), copy.deepcopy(self.model).to(self.local.dtype)
         trained = [model.get_parameter(name) for name in self.layout.names]
         means, first = [], params.new_zeros(1)
@@ -195,4 +197,5 @@ class LoopedUpdate(Update):
             if self.local.projection == "step" and radius < math.inf:
                 project([weights[None]], [params], radius)
         most = radius * (self.local.retry_step or math.inf)
-        return weights - params, float(shares(torch.stack(means).mean(), means[0], first, most))
+        risen = torch.stack(means).mean() / means[0]
+        return weights - params, following(share, risen, first, most)

@@ -35,6 +35,16 @@ def test_a_regression_is_learned_in_any_unit():
     assert result.loss < 0.1 * float(test[1].square().mean())
 
 
+def test_a_network_learns_a_regression_in_large_units():
+    """With steps as long as ever the loss is 1e30: each makes the next one longer."""
+    clients, test = people(200.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 1))
+    result = dpfedls.train(model, clients, epsilon=4.0, test=test, loss=squared)
+    assert result.loss is not None
+    assert result.loss < 0.2 * float(test[1].square().mean())
+
+
 def test_a_classifier_learns_from_inputs_in_large_units():
     """0.84; with steps as long as ever 0.44, and a clip norm that grows to the limit."""
     rng = torch.Generator().manual_seed(5)

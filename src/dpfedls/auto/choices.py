@@ -19,7 +19,7 @@ from dpfedls.auto.rate import IN_CLIP_NORMS, LEARNING_RATE, made_up, rates_on
 from dpfedls.denoisers.adaptive import AdaptiveSmoothing
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
-from dpfedls.people.losses import Loss, cross_entropy
+from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
@@ -119,7 +119,7 @@ def rates_for(
 
     ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
     Where the outputs have units of their own, noise is measured in clip norms, which follow them,
-    and the learning rate follows the loss's curvature: there nobody trains again.
+    and the learning rate follows the loss's curvature.
     """
     inputs, targets = samples if public else made_up(model, samples)
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
@@ -137,10 +137,8 @@ def rates_for(
         "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
         "the clip norm follows their length",
     }
-    if loss is not cross_entropy:
-        return Fitted(server, rates.learning, None, why)
     why["local.retry_step"] = (
         f"{RETRY_STEP:g} clip norms: whose first step is longer, and whose loss does not halve, "
-        "trains again with shorter ones, since inputs may be in large units"
+        "trains again with shorter ones, since inputs and targets may be in large units"
     )
     return Fitted(server, rates.learning, RETRY_STEP, why)

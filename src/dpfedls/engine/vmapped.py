@@ -27,7 +27,7 @@ from dpfedls.local_sgd import Tree, Update, schedule
 from dpfedls.parameters import Updates, Vector
 from dpfedls.people.losses import cross_entropy, require_one_loss_per_sample
 from dpfedls.people.precision import to_precision
-from dpfedls.people.steps import lengths, project, shares
+from dpfedls.people.steps import TRAININGS, following, lengths, project
 from dpfedls.sampling import Indices
 
 
@@ -41,12 +41,16 @@ class VmappedUpdate(Update):
         if len({group.shape[2] for group in groups}) > 1:
             wide = np.repeat([g.shape[2] for g in groups], [len(g) for g in groups])
             return self._by_width(wide[np.argsort(order)], params, clients, round_, key, radius)
-        joined, share = self._train(params, groups, round_, radius)
-        again = (share < 1).cpu()
-        if again.any():
+        share = params.new_ones(len(clients))
+        joined, after = self._train(params, groups, round_, radius, share)
+        for _ in range(TRAININGS - 1):
+            again = (after != share).cpu()
+            if not again.any():
+                break
             parts = np.split(again.numpy(), np.cumsum([len(group) for group in groups])[:-1])
             some = [group[part] for group, part in zip(groups, parts, strict=True) if part.any()]
-            joined[again], _ = self._train(params, some, round_, radius, share[again])
+            share = after.clone()
+            joined[again], after[again] = self._train(params, some, round_, radius, share[again])
         if (order[1:] > order[:-1]).all():  # clients of one size are in order already
             return joined
         places = torch.from_numpy(order).to(params.device)
@@ -58,9 +62,9 @@ class VmappedUpdate(Update):
         groups: list[np.ndarray],
         round_: int,
         radius: float,
-        share: Tensor | None = None,
+        share: Tensor,
     ) -> tuple[Updates, Tensor]:
-        """Updates in the schedule's order; and by what share of its gradients each trains again."""
+        """Updates by shares of gradients, in the schedule's order; the shares to train again by."""
         clients, longest = sum(map(len, groups)), max((g.shape[1] for g in groups), default=0)
         rows = [np.concatenate([g[:, s] for g in groups if s < g.shape[1]]) for s in range(longest)]
         centre = list(self.layout.split(params).values())
@@ -69,13 +73,14 @@ class VmappedUpdate(Update):
         ball = radius if self.local.projection == "step" else math.inf
         rate, decay = self.local.rate(round_), self.local.weight_decay
         began, total, first = (params.new_zeros(clients) for _ in range(3))
+        shortened = bool((share != 1).any())
 
         def step(batch: Tensor, padded: bool, begins: bool = False) -> None:
             # Who has finished rests at the front, and is neither computed nor rounded again.
             busy = slice(clients - len(batch), None)
             training, computing = ([t[busy] for t in part] for part in (weights, rounded))
             gradients, losses = self._gradients(computing, batch, padded)
-            if share is not None:
+            if shortened:
                 gradients = [g * share[busy].view(-1, *(1,) * (g.dim() - 1)) for g in gradients]
             total[busy] += losses
             if begins:
@@ -93,9 +98,9 @@ class VmappedUpdate(Update):
             self._run(step, batches)
         updates = [(w - c).reshape(clients, -1) for w, c in zip(weights, centre, strict=True)]
         counts = np.repeat([g.shape[1] for g in groups], [len(g) for g in groups])
-        means = total / torch.from_numpy(counts).to(total)
+        risen = total / torch.from_numpy(counts).to(total) / began
         most = radius * (self.local.retry_step or math.inf)
-        return torch.cat(updates, dim=1), shares(means, began, first, most)
+        return torch.cat(updates, dim=1), following(share, risen, first, most)
 
     @cached_property
     def _run(self) -> Callable[[Step, Sequence[Batch]], None]:

@@ -22,16 +22,21 @@ def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
         w.copy_(torch.where(share < 1.0, way.mul_(share).add_(c), w))
 
 
-def shares(losses: Tensor, began: Tensor, first: Tensor, most: float) -> Tensor:
-    """What to multiply a client's gradients by when it trains again; 1 where it need not.
+TRAININGS = 6  # of one client in a round, at most
 
-    It need not where the mean loss of its batches, each before its step, is at most half of that of
-    the first, or where its first step is at most ``most``. Where inputs have large units a step
-    throws away what the step before it learned: the loss stays, and all that is left is projected.
-    Somebody with one sample takes a step as long, and has learned it.
+
+def following(share: Tensor, risen: Tensor, first: Tensor, most: float) -> Tensor:
+    """What to multiply a client's gradients by when it trains again; as before where it need not.
+
+    ``risen`` is the mean loss of its batches, each before its step, by the loss of the first. After
+    a usual training (share 1) a client need not if that is at most a half, or if its first step is
+    at most ``most``. Where inputs have large units a step throws away what the step before it
+    learned: the loss stays, and all that is left is projected. Somebody with one sample takes a
+    step as long, and has learned it. Where even a short first step makes the next ones longer, as a
+    squared loss may, the loss grows fourfold: then again with an eighth of the gradients.
     """
-    fine = (losses <= began / 2) | (first <= most)
-    return torch.where(fine, 1.0, most / first)
+    fine = torch.where(share < 1, risen <= 4, (risen <= 0.5) | (first <= most))
+    return torch.where(fine, share, torch.where(share < 1, share / 8, most / first))
 
 
 def lengths(parts: list[Tensor]) -> Tensor:

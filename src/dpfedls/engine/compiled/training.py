@@ -17,7 +17,6 @@ from dpfedls.engine.jit import jit
 INPUTS, OUTPUTS, WEIGHT, WEIGHTS, AT_INPUT, AT_OUTPUT, AT_KEPT, KEPT, WANTED = range(9)
 SIZES = 9  # from here on the layer's own sizes
 COLUMNS = SIZES + 22
-UNKNOWN = -1.0
 
 
 class Layers(NamedTuple):
@@ -61,13 +60,14 @@ class Workspace(NamedTuple):
     scratch: np.ndarray
     starts: np.ndarray
     targets: np.ndarray  # of the batch
+    told: np.ndarray
 
 
 def train(layers, samples, step, space):
     """Train from the centre; what is left in ``space.moved`` is the update.
 
-    Returns the length of the first step, or 0 where the loss halved (``people.steps.shares``);
-    ``UNKNOWN`` where a token or a label is none that the model knows.
+    ``space.told`` then has by how much the loss rose and how long the first step was, for
+    ``people.steps.following``. False where a token or a label is none that the model knows.
     """
     moved, inside, first, began, total = space.moved, ONE, 0.0, 0.0, 0.0
     fill(moved, ZERO)
@@ -75,7 +75,7 @@ def train(layers, samples, step, space):
     for number in range(len(samples.batches)):
         count = gather(samples.batches[number], samples, last[OUTPUTS], space)
         if count < 0:
-            return UNKNOWN
+            return False
         forward(layers, count, inside, step, space)
         at = count * last[AT_OUTPUT]
         scores = space.values[at : at + count * last[OUTPUTS]]
@@ -87,7 +87,9 @@ def train(layers, samples, step, space):
             first, began = away, loss
     for t in range(len(moved)):
         moved[t] *= inside
-    return 0.0 if total <= len(samples.batches) * began / 2 else first
+    space.told[0] = total / (len(samples.batches) * began) if began > 0 else math.nan
+    space.told[1] = first
+    return True
 
 
 @jit
@@ -205,5 +207,7 @@ _SAMPLES = types.NamedTuple(
     (_array(_f32, 2), _array(_i64, 2), _array(_i64, 1), _array(_i64, 2), _i64, _i64), Samples
 )
 _STEP = types.NamedTuple((_f32, _f32, _f64), Step)
-_SPACE = types.NamedTuple((*(_array(_f32, 1),) * 8, *(_array(_i64, 1),) * 2), Workspace)
-TRAIN = types.float64(_LAYERS, _SAMPLES, _STEP, _SPACE)
+_SPACE = types.NamedTuple(
+    (*(_array(_f32, 1),) * 8, *(_array(_i64, 1),) * 2, _array(_f64, 1)), Workspace
+)
+TRAIN = types.boolean(_LAYERS, _SAMPLES, _STEP, _SPACE)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpfedls.engine.compiled import NotCompiled
 from dpfedls.engine.compiled.program import Program
 from dpfedls.engine.compiled.recognition import program_of
-from dpfedls.engine.compiled.training import TRAIN, UNKNOWN, Samples, Step, Workspace, train
+from dpfedls.engine.compiled.training import TRAIN, Samples, Step, Workspace, train
 from dpfedls.engine.jit import callable_from_python
 from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.errors import InputError
@@ -23,6 +23,7 @@ from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_input
+from dpfedls.people.steps import TRAININGS, following
 from dpfedls.sampling import Indices
 
 
@@ -82,10 +83,7 @@ class CompiledUpdate:
                     place, client, batches = waiting.pop()  # the longest first
                 except IndexError:  # none is left
                     return
-                first = self._train(client, batches, step, space)
-                if first > most:
-                    shorter = step._replace(rate=np.float32(rate * most / first))
-                    self._train(client, batches, shorter, space)
+                self._train(client, batches, step, space, most)
                 made[place] = space.moved
 
         with one_torch_thread():
@@ -98,14 +96,24 @@ class CompiledUpdate:
                 other.result()
         return updates
 
-    def _train(self, client: int, batches: np.ndarray, step: Step, space: Workspace) -> float:
-        first = self.train(self.layers, self._samples(client, batches), step, space)
-        if first == UNKNOWN:
-            raise InputError(
-                f"client {client} has a label beyond the model's {self.program.classes} outputs, "
-                "or a token beyond its embedding; relabel, or widen the model"
-            )
-        return first
+    def _train(
+        self, client: int, batches: np.ndarray, step: Step, space: Workspace, most: float
+    ) -> None:
+        """Leave the client's update in the workspace; again while steps are too long for it."""
+        samples, rate, share = self._samples(client, batches), step.rate, _ALL
+        for _ in range(TRAININGS):
+            if not self.train(self.layers, samples, step, space):
+                raise InputError(
+                    f"client {client} has a label beyond the model's {self.program.classes} "
+                    "outputs, or a token beyond its embedding; relabel, or widen the model"
+                )
+            if share is _ALL and space.told[1] <= most:  # nearly everybody: in no time
+                return
+            risen, first = torch.from_numpy(space.told)
+            after = following(share, risen, first, most)
+            if after == share:
+                return
+            share, step = after, step._replace(rate=np.float32(rate * float(after)))
 
     def _samples(self, client: int, batches: np.ndarray) -> Samples:
         """What the client's batches need; places in them count from the start of its samples."""
@@ -141,6 +149,7 @@ class CompiledUpdate:
                     ((program.scratch,), np.float32),
                     ((program.starts,), np.int64),
                     ((batch,), np.int64),
+                    ((2,), np.float64),
                 )
             )
         return self.own.space
@@ -187,5 +196,6 @@ def _apart(*wanted: tuple[tuple[int, ...], type]) -> tuple[np.ndarray, ...]:
 
 
 # Samples of no width: what a model does not read.
+_ALL = torch.ones(1)  # of the gradients
 _NO_FEATURES, _NO_TOKENS = np.empty((0, 0), np.float32), np.empty((0, 0), np.int64)
 _LINE, _FAR = 64, 4096  # bytes: a cache line, and more than any vectorised loop takes at once
