@@ -33,11 +33,12 @@ from dpfedls.engine import Engine
 from dpfedls.engine import engine as engine_module
 from dpfedls.privacy import chain
 from dpfedls.privacy.clipping import AdaptiveClipping
-from dpfedls.privacy.ledger import MemoryLedger, SqliteLedger
+from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs import run as run_module
 from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.writing_behind import WrittenFirst
 from dpfedls.server import Server
 from dpfedls.simulation import Simulation
 from dpfedls.tasks.task import Task
@@ -484,6 +485,7 @@ def norm_in_the_log(patch):
 
     def record(real, self, line, state):
         real(self, line, state)
+        self._writer.finish()
         path = self.folder / "rounds.jsonl"
         end = b',"norm":%f}\n' % norms[-1]
         path.write_bytes(path.read_bytes()[:-2] + end)
@@ -639,7 +641,7 @@ def long_updates_printed(patch):
 
 def stopped_by_a_private_norm(patch):
     def finish(real, self, state, total, noise, nonce):
-        if isinstance(self.ledger, SqliteLedger) and state.round == 3 and total.norm() > 0:
+        if isinstance(self.ledger, WrittenFirst) and state.round == 3 and total.norm() > 0:
             raise BudgetExhausted("the sum is short enough")
         return real(self, state, total, noise, nonce)
 
