@@ -166,6 +166,8 @@ def test_rows_cannot_be_changed_or_removed(path):
         "UPDATE entries SET payload = replace(payload, 'n1', 'n7') WHERE seq = 3",
         "DELETE FROM entries WHERE seq = 2",
         "DELETE FROM entries WHERE seq = 1",
+        "UPDATE entries SET digest = CAST(x'ffe4' AS TEXT) WHERE seq = 2",  # no text at all
+        "UPDATE entries SET payload = CAST(x'ffe4' AS TEXT) WHERE seq = 2",
     ],
 )
 def test_tampering_behind_the_triggers_breaks_the_chain(path, tampering):

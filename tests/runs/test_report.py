@@ -23,7 +23,7 @@ from dpfedls.runs.compare import compare
 from dpfedls.runs.curves import csv_link
 from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.record import RoundRecord
-from dpfedls.runs.report import write_report
+from dpfedls.runs.report import read_notes, write_report
 from dpfedls.runs.seal import file_digest
 from dpfedls.runs.verify import read_statement
 
@@ -162,8 +162,11 @@ def test_a_resumed_run_keeps_the_day_it_was_started(tmp_path, monkeypatch):
     notes.write_text(json.dumps({"engine": "x", **origin.origin(notes), "started": "2020-02-02"}))
     monkeypatch.setattr(origin, "commit", lambda: "second")
     assert origin.origin(notes) == {"started": "2020-02-02", "made_by": ["first", "second"]}
-    notes.write_text('{"started": "2020-0')  # a crash cut it short
-    assert origin.origin(notes)["made_by"] == ["second"]
+    for damaged in (b'{"started": "2020-0', b'{"started": "\xe4\x20"}'):  # cut short, no UTF-8
+        notes.write_bytes(damaged)
+        assert origin.origin(notes)["made_by"] == ["second"]
+        with pytest.raises(InputError, match=r"notes.json cannot be read"):
+            read_notes(tmp_path)
 
 
 @pytest.mark.parametrize("noise", [0.6, 2.0, 8.0])

@@ -23,7 +23,7 @@ from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.model_file import model_metadata
 from dpfedls.runs.recipe import PYTHON, Recipe
-from dpfedls.runs.report import write_report
+from dpfedls.runs.report import read_notes, write_report
 from dpfedls.runs.seal import STATEMENT
 from dpfedls.runs.simulate import trusted
 from dpfedls.runs.verify import verify
@@ -89,8 +89,7 @@ def _keys(folder: Path, recipe: Recipe) -> list[str]:
         f"{key!r} should not be in rounds.jsonl"
         for key in sorted({key for line in log_lines(folder) for key in line} - allowed)
     ]
-    notes = folder / "notes.json"
-    if notes.is_file() and json.loads(notes.read_bytes()).keys() != NOTES:
+    if (notes := read_notes(folder)) and notes.keys() != NOTES:
         problems.append("notes.json holds more, or less, than engine, model, own code and origin")
     model = folder / "model.safetensors"
     if model.is_file():

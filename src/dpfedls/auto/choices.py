@@ -24,10 +24,9 @@ from dpfedls.people.samples import Samples, as_input
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 
-LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE)
-# At 0.2 noise between 25 batches is as long as the clip norm, which then falls and falls; at 0.5
-# steps that overshoot still end on the sphere, and it grows.
-RETRY_STEP = 0.3
+# First steps of 0.3 clip norms: at 0.2 noise between 25 batches is as long as the norm, which then
+# falls and falls; at 0.5 steps that overshoot still end on the sphere, and it grows.
+LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE, retry_step=0.3)
 SMOOTHING = AdaptiveSmoothing()
 
 MUCH_NOISE = 1.0
@@ -35,7 +34,8 @@ MUCH_NOISE = 1.0
 
 WHY = {
     "local": "25 steps of 10 samples: as much work for everybody, whatever a person has; shorter "
-    "trainings learn less from as much noise, longer ones hardly more",
+    "trainings learn less from as much noise, longer ones hardly more; whose first step is too "
+    "long for the clip norm, and does not pay, trains again with shorter ones",
     "denoiser": "smoothing along each axis of a tensor, as strong as its neighbours are seen to be "
     "alike in what was released; elsewhere none",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",
@@ -102,7 +102,6 @@ class Fitted(NamedTuple):
 
     server: ServerRate
     learning: float
-    retry_step: float | None
     why: dict[str, str]
 
 
@@ -132,13 +131,12 @@ def rates_for(
     else:
         server = NoiseRate(noise=rates.noise, at_most=most)
         said = f"every weight gathers noise of {rates.noise:.2g}, what the model bears on {source}"
-    why = {
-        "server_rate": f"so large that {said}; but at most {most:g}",
-        "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
-        "the clip norm follows their length",
-    }
-    why["local.retry_step"] = (
-        f"{RETRY_STEP:g} clip norms: whose first step is longer, and whose loss does not halve, "
-        "trains again with shorter ones, since inputs and targets may be in large units"
+    return Fitted(
+        server,
+        rates.learning,
+        {
+            "server_rate": f"so large that {said}; but at most {most:g}",
+            "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
+            "the clip norm follows their length",
+        },
     )
-    return Fitted(server, rates.learning, RETRY_STEP, why)

@@ -45,10 +45,13 @@ def follow(rows: list[Row], heads: list[str]) -> Followed:
 
 def rows_after(connection: sqlite3.Connection, seq: int = 0) -> list[Row]:
     """The entries after that one, in order."""
+    # As bytes: damage may leave text that is none, which SQLite does not hand over.
     found = connection.execute(
-        "SELECT seq, payload, digest FROM entries WHERE seq > ? ORDER BY seq", (seq,)
+        "SELECT seq, CAST(payload AS BLOB), CAST(digest AS BLOB) FROM entries WHERE seq > ? "
+        "ORDER BY seq",
+        (seq,),
     )
-    return list(found)
+    return [(n, payload, (digest or b"").decode(errors="replace")) for n, payload, digest in found]
 
 
 def append(connection: sqlite3.Connection, head: str, payload: bytes) -> str:

@@ -39,7 +39,6 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
         rates = rates_for(*known, samples=task.test, public=True)
     local, why = recipe.local, {"server_rate": rates.why["server_rate"]}
     if "local" in recipe.chosen:
-        found = {"learning_rate": rates.learning, "retry_step": rates.retry_step}
-        local, why = msgspec.structs.replace(local, **found), rates.why
+        local, why = msgspec.structs.replace(local, learning_rate=rates.learning), rates.why
     chosen = recipe.chosen | why
     return msgspec.structs.replace(recipe, server_rate=rates.server, local=local, chosen=chosen)

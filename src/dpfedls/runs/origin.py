@@ -21,7 +21,7 @@ def origin(notes: Path) -> dict[str, Any]:
     """
     try:
         before = msgspec.json.decode(read_bounded(notes, STATEMENT), type=_Origin)
-    except (OSError, msgspec.DecodeError):  # new, or cut short by a crash: it is written anew
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):  # new, or damaged: written anew
         before = _Origin()
     made_by = [made for made in before.made_by if made != commit()]
     started = before.started or datetime.now(UTC).date().isoformat()

@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 
 from dpfedls.denoisers import LaplacianSmoothing
+from dpfedls.errors import InputError
 from dpfedls.pages import html
 from dpfedls.pages.chart import Line, line_chart
+from dpfedls.privacy import bounded
 from dpfedls.privacy.durable import write_whole
 from dpfedls.privacy.meaning import attack_curve, best_attack, meaning
 from dpfedls.privacy.wording import text
@@ -181,7 +183,16 @@ def _digests(folder: Path) -> list[list[str]]:
 def read_notes(folder: Path) -> dict[str, Any]:
     """When, by which code and for which model the run was made."""
     path = folder / "notes.json"
-    return json.loads(path.read_bytes()) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        raw = bounded.read_bounded(path, bounded.STATEMENT)
+        return msgspec.convert(json.loads(raw), dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); it says by which code the run was made: restore it "
+            "from a backup, or remove it"
+        ) from error
 
 
 def _simulated(facts: dict[str, Any]) -> str:
