@@ -113,6 +113,21 @@ def test_training_again_is_everybodys_own_matter(in_large_units):
             assert torch.equal(alone, together[j])
 
 
+def test_whose_loss_grows_trains_again_and_again_in_every_engine(in_large_units):
+    """The second's loss grows even with a first step of 0.3; shortened once it would end at 0.28."""
+    model, data = in_large_units
+    settings = LocalSGD(steps=25, batch_size=10, learning_rate=0.05, retry_step=0.3)
+    looped, params = built(LoopedUpdate, model, data, settings)
+    vmapped, _ = built(VmappedUpdate, model, data, settings)
+    compiled = choose(model, data, settings, engine="compiled").update
+    expected = looped(params, CLIENTS[:3], 0, key=0, radius=1.0)
+    assert float(expected[0].norm()) > 0.2
+    assert float(expected[1].norm()) < 0.1
+    for update in (vmapped, compiled):
+        found = update(params, CLIENTS[:3], 0, key=0, radius=1.0)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def rows_of(settings, data, clients, key):
     """The schedule taken apart: each client's rows, step by step."""
     order, groups = schedule(settings, data, clients, key)
