@@ -114,7 +114,7 @@ def test_training_again_is_everybodys_own_matter(in_large_units):
 
 
 def test_whose_loss_grows_trains_again_and_again_in_every_engine(in_large_units):
-    """The second's loss grows even with a first step of 0.3; shortened once it would end at 0.28."""
+    """The second's loss grows even with a first step of 0.3; tried again once it ends at 0.28."""
     model, data = in_large_units
     settings = LocalSGD(steps=25, batch_size=10, learning_rate=0.05, retry_step=0.3)
     looped, params = built(LoopedUpdate, model, data, settings)
