@@ -23,7 +23,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any, Literal
 
-import beyond
+import beyond_rows
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
@@ -222,9 +222,9 @@ CELLS = [
 @functools.cache
 def _recipe(cell: Cell) -> recipes.Recipe:
     known = DIGITS if cell.task == MLP else cell.task
-    make: Callable[..., recipes.Recipe] = beyond.automatic
+    make: Callable[..., recipes.Recipe] = beyond_rows.automatic
     recipe = make(known, cell.epsilon) if cell.plan == "automatic" else None
-    recipe = recipe or beyond.paper(known, cell.epsilon, 0.0)
+    recipe = recipe or beyond_rows.paper(known, cell.epsilon, 0.0)
     if cell.task == MLP:
         recipe = replace(recipe, task=f"{Path(__file__)}:digits_mlp")
     return replace(recipe.resolved(), evaluate_every=10**6)

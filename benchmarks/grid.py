@@ -21,7 +21,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
-import beyond
+import beyond_rows
 from msgspec.structs import replace
 
 from dpfedls.randomness import SeededStreams
@@ -54,12 +54,12 @@ Settings = dict[str, Any]
 def recipe_of(task: str, epsilon: float, settings: Settings) -> recipes.Recipe:
     """The recipe of a point of the grid, calibrated; of no settings at all, that of ε alone."""
     if settings == ALONE:
-        return beyond.automatic(task, epsilon).resolved()
-    people = beyond.paper(task, epsilon, 0.0).plan.num_clients
+        return beyond_rows.automatic(task, epsilon).resolved()
+    people = beyond_rows.paper(task, epsilon, 0.0).plan.num_clients
     kind = {"adaptive": "adaptive-laplacian", "off": "identity"}.get(settings["smoothing"])
     fixed = {"kind": "laplacian", "strength": settings["smoothing"]}
     constant, rounds = settings["schedule"] != "linear", settings["rounds"]
-    return beyond.automatic(
+    return beyond_rows.automatic(
         task,
         epsilon,
         plan={
@@ -179,7 +179,7 @@ def table() -> str:
 def main() -> None:
     """Search, check what was found, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("task", choices=["table", *beyond.PAPER])
+    parser.add_argument("task", choices=["table", *beyond_rows.PAPER])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--search-seeds", type=int, default=1)
     parser.add_argument("--trials", type=int, default=1000)
