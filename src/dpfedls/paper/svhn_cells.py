@@ -132,7 +132,7 @@ def _fair(found: dict[Place, Seeds]) -> str:
     rows = []
     for sampling, noise in dict.fromkeys((p.sampling, p.noise_multiplier) for p in found):
         own = {p: seeds for p, seeds in found.items() if p[:2] == (sampling, noise)}
-        if len(own) < 4:  # no rate to choose
+        if len({(p.server_rate, p.schedule) for p in own}) < 2:  # no rate to choose
             continue
         shared = set.intersection(*(set(seeds) for seeds in own.values()))
         best = [_best(own, *column, shared) for column in columns]
