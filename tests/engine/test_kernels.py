@@ -104,7 +104,9 @@ def test_clients_at_once_equal_one_after_another(named, precision, room, retry_s
     made = VmappedUpdate(model, cross_entropy, layout, data, local)(params, np.arange(4), 0, 1, 0.7)
     twin = LoopedUpdate(model, cross_entropy, layout, data, exact)(params, np.arange(4), 0, 1, 0.7)
     assert _distance(made, twin) < room
-    assert retry_step is None or float(twin.norm(dim=1).max()) < 2 * 0.7 * retry_step * 1.1
+    # Everybody trained again: without that the longest update has 0.14 at least. The last batch may
+    # be one sample, whose step is longer than the first.
+    assert retry_step is None or float(twin.norm(dim=1).max()) < 4 * 0.7 * retry_step
 
 
 KINDS = {

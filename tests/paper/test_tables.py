@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -12,6 +14,7 @@ from dpfedls.paper import grids, server_rates, svhn_cells, tables
 from dpfedls.paper.cells import Cell, Run, resolve, run_cells
 from dpfedls.paper.grids import Grid
 from dpfedls.paper.item import Options, wanted
+from dpfedls.runs.folder import read_recipe
 
 CELLS = {"table2": 64, "table3": 64, "table4": 32, "table5": 48, "table6": 64}
 # Every column of Table 2 becomes one small run a strength and sampling, on generated data.
@@ -136,6 +139,29 @@ def test_a_table_as_text(toy):
     assert "the ε of a column's head, are of the paper's own settings." in text
 
 
+def test_a_table_of_what_is_finished_trains_nothing_and_says_what_is_missing(toy, tmp_path):
+    options = Options(tmp_path, seeds=2, settings=TOY, finished=True)
+    with pytest.raises(InputError, match="holds no finished run of table2"):
+        tables.table2(options)
+    kept = 0
+    for folder in (toy[0] / "runs").iterdir():
+        recipe = read_recipe(folder)
+        if (recipe.denoiser.strength, recipe.seed) in {(0.0, 0), (1.0, 0), (1.0, 1)}:
+            shutil.copytree(folder, tmp_path / "runs" / folder.name)
+            kept += 1
+    item = tables.table2(options)
+    assert len(list((tmp_path / "runs").iterdir())) == kept == 6
+    assert {(cell["row"], len(cell["seeds"])) for cell in item.cells} == {
+        ("σ = 0", 1),
+        ("σ = 1", 2),
+    }
+    text = (tmp_path / "table2.md").read_text()
+    assert "over 2 seeds, or fewer where the brackets say so" in text
+    lines = [line for line in text.splitlines() if line.startswith("| σ = 0 ")]
+    assert all(line.count("; 1 seed)") == line.count("(") for line in lines)
+    assert "--finished`" in text
+
+
 def test_epsilon_under_both_conventions():
     """Section 1 of the paper's accounting: Table 3, z = 1.5, uniform: 5.23 printed, more added."""
     place = next(grids.places("table3", grids.read("table3", Grid)))
@@ -227,7 +253,7 @@ def test_a_task_without_validation_samples_is_refused():
         server_rates._scores("validation", [run], [0.9])
 
 
-def test_cells_of_svhn_are_listed_and_compared_over_the_seeds_they_share(tmp_path, monkeypatch):
+def test_cells_of_svhn_are_listed_and_compared_over_the_seeds_they_have(tmp_path, monkeypatch):
     monkeypatch.setattr(svhn_cells, "TASK", "synthetic-logistic")
     options = Options(tmp_path, seeds=2, settings=(*TOY, "diagnose=true"))
     with pytest.raises(InputError, match="nothing to list"):
@@ -245,9 +271,10 @@ def test_cells_of_svhn_are_listed_and_compared_over_the_seeds_they_share(tmp_pat
     assert len(item.cells) == 6
     assert sorted(len(cell["accuracy_by_seed"]) for cell in item.cells) == [2] * 5 + [3]
     page = item.files[1].read_text(encoding="utf-8")
-    line = next(x for x in page.splitlines() if x.startswith("| Poisson | 1 | 2 |"))
+    line = [x for x in page.splitlines() if x.startswith("| Poisson | 1 |")][-1]
     constant = [c for c in item.cells if (c["strength"], c["schedule"]) == (0.0, "constant")]
-    best = max(constant, key=lambda c: sum(c["validation_by_seed"][seed] for seed in (0, 1)))
-    mean = sum(best["accuracy_by_seed"][seed] for seed in (0, 1)) / 2
-    assert f"{100 * mean:.2f}" in line.split("|")[4]
+    best = max(constant, key=lambda c: mean(c["validation_by_seed"].values()))
+    tested = best["accuracy_by_seed"].values()
+    assert line.split("|")[3].strip(" *").startswith(f"{100 * mean(tested):.2f} ±")
+    assert f"({len(tested)}) at" in line.split("|")[3]
     assert line.count("**") == 2

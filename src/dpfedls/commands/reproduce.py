@@ -38,6 +38,10 @@ def reproduce(
         list[str] | None,
         typer.Option(help="Make only the cells of a table with this label: --only Poisson."),
     ] = None,
+    finished: Annotated[
+        bool,
+        typer.Option("--finished", help="Train nothing: the table of the runs in --out so far."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Make a table or figure of the paper, ours beside theirs; a stopped one goes on."""
@@ -53,7 +57,7 @@ def reproduce(
         for name in names:
             note = lambda text, name=name: say(f"{name}: {text}")  # noqa: E731
             options = Options(
-                out, seeds, device, at_once, tuple(set_ or ()), tuple(only or ()), note
+                out, seeds, device, at_once, tuple(set_ or ()), tuple(only or ()), note, finished
             )
             try:
                 made.append(make(name, options))

@@ -68,9 +68,12 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
     """For each cell one finished run a seed, in folders named by what they hold.
 
     Guarantees: equal runs, of this item or another one, are made once; a finished folder is not
-    touched, a half-finished one is gone on with; one that fails does not stop the others.
+    touched, a half-finished one is resumed; one that fails does not stop the others. With
+    ``options.finished`` nothing is trained, and a cell has the seeds that were: perhaps none.
     """
     wanted = [[_job(cell, seed, options) for seed in range(options.seeds)] for cell in cells]
+    if options.finished:
+        return [[read_run(job.folder) for job in row if _is_finished(job.folder)] for row in wanted]
     jobs = {job.folder: job for row in wanted for job in row}
     # Seed by seed: a task whose data are slow to make keeps those of the last seed.
     ordered = sorted(jobs.values(), key=lambda job: (job.rank, job.recipe.seed))

@@ -76,6 +76,11 @@ def make(name: str, options: Options) -> Item:
             f"--only {options.only[0]!r} has no meaning for {name}, which is made whole or not at "
             "all; leave it out"
         )
+    if options.finished and not ITEMS[name][0].startswith("tables:"):
+        raise InputError(
+            f"--finished has no meaning for {name}: only Tables 2 to 6 can be shown with cells "
+            "missing; leave it out"
+        )
     module, function = ITEMS[name][0].split(":")
     maker: Maker = getattr(importlib.import_module(f"dpfedls.paper.{module}"), function)
     return maker(options)

@@ -87,6 +87,7 @@ def command(options: Options, item: str) -> str:
         words += ["--set", setting]
     for label in options.only:
         words += ["--only", label]
+    words += ["--finished"] * options.finished
     return shlex.join(words)
 
 

@@ -58,8 +58,9 @@ def make(options: Options) -> Item:
             "Test accuracy in per cent after the last round, mean ± standard deviation over the "
             "seeds that a cell has. A falling η_g goes linearly to zero.",
             _listed(found),
-            "**Each method at its own best server rate**, chosen by validation accuracy, over the "
-            "seeds that all cells of a noise share. Bold: the best of a line by validation.",
+            "**Each method at its own best server rate**, chosen by validation accuracy over the "
+            "seeds that a cell has, their number in brackets. Bold: the best of a line by "
+            "validation.",
             _fair(found),
         ],
         cells=[_facts(place, seeds) for place, seeds in found.items()],
@@ -134,29 +135,29 @@ def _fair(found: dict[Place, Seeds]) -> str:
         own = {p: seeds for p, seeds in found.items() if p[:2] == (sampling, noise)}
         if len({(p.server_rate, p.schedule) for p in own}) < 2:  # no rate to choose
             continue
-        shared = set.intersection(*(set(seeds) for seeds in own.values()))
-        best = [_best(own, *column, shared) for column in columns]
-        top = max((place for place in best if place), key=lambda p: _score(own[p], shared))
-        shown = [_shown(place, own, shared, bold=place == top) for place in best]
-        rows.append([sampling, f"{noise:g}", str(len(shared)), *shown])
+        best = [_best(own, *column) for column in columns]
+        top = max((place for place in best if place), key=lambda p: _score(own[p]))
+        shown = [_shown(place, own, bold=place == top) for place in best]
+        rows.append([sampling, f"{noise:g}", *shown])
     names = ("DP-Fed", "DP-Fed-LS, σ = 1", "DP-Fed, falling", "DP-Fed-LS, falling")
-    return table(["sampling", "z", "seeds", *names], rows)
+    return table(["sampling", "z", *names], rows)
 
 
-def _best(own: dict[Place, Seeds], strength: float, schedule: str, seeds: set[int]) -> Place | None:
+def _best(own: dict[Place, Seeds], strength: float, schedule: str) -> Place | None:
     mine = [p for p in own if (p.strength, p.schedule) == (strength, schedule)]
-    return max(mine, key=lambda place: _score(own[place], seeds), default=None)
+    return max(mine, key=lambda place: _score(own[place]), default=None)
 
 
-def _score(runs: Seeds, seeds: set[int]) -> float:
-    return mean(_validated(runs[seed]) for seed in seeds)
+def _score(runs: Seeds) -> float:
+    return mean(map(_validated, runs.values()))
 
 
-def _shown(place: Place | None, own: dict[Place, Seeds], seeds: set[int], bold: bool) -> str:
+def _shown(place: Place | None, own: dict[Place, Seeds], bold: bool) -> str:
     if place is None:
         return "–"
     like = (place.strength, place.schedule)
     tried = [p.server_rate for p in own if (p.strength, p.schedule) == like]
     end = " (the end of those tried)" if place.server_rate in (min(tried), max(tried)) else ""
-    value = percent(*over_seeds([_tested(own[place][seed]) for seed in sorted(seeds)]))
-    return f"{f'**{value}**' if bold else value} at {place.server_rate:g}{end}"
+    value = percent(*over_seeds([_tested(run) for run in own[place].values()]))
+    value = f"**{value}**" if bold else value
+    return f"{value} ({len(own[place])}) at {place.server_rate:g}{end}"

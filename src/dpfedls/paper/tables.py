@@ -30,15 +30,21 @@ def make(item: str, options: Options) -> Item:
     """Run every cell of a table, or read it where it was run before; write what came out."""
     began = time.perf_counter()
     grid = grids.read(item, Grid)
-    places = wanted(list(grids.places(item, grid)), lambda place: place[:4], options)
-    runs = run_cells([place.cell for place in places], options)
+    asked = wanted(list(grids.places(item, grid)), lambda place: place[:4], options)
+    made = zip(asked, run_cells([place.cell for place in asked], options), strict=True)
+    made = [(place, runs) for place, runs in made if runs]
+    if not made:
+        raise InputError(
+            f"{options.out}/runs holds no finished run of {item}; leave --finished out to make some"
+        )
+    runs = [own for _, own in made]
     about = (
-        f"Test accuracy in per cent, {averaged(options.seeds)}; the paper's in brackets, the best "
-        "of a column bold."
+        f"Test accuracy in per cent, {_averaged(runs)}; the paper's in brackets, the best of a "
+        "column bold."
     )
     if options.settings:
         about += " Brackets, and the ε of a column's head, are of the paper's own settings."
-    cells = [_facts(*pair, grid.convention) for pair in zip(places, runs, strict=True)]
+    cells = [_facts(*pair, grid.convention) for pair in made]
     return write_item(
         item,
         options,
@@ -48,13 +54,20 @@ def make(item: str, options: Options) -> Item:
             *(_section(name, grid, cells) for name in dict.fromkeys(c["variant"] for c in cells)),
         ],
         cells=cells,
-        data={"lines": [_line(*pair) for pair in zip(places, runs, strict=True)]},
+        data={"lines": [_line(*pair) for pair in made]},
         runs=runs,
         began=began,
     )
 
 
 table2, table3, table4, table5, table6 = (partial(make, f"table{n}") for n in range(2, 7))
+
+
+def _averaged(runs: list[list[Run]]) -> str:
+    counts = sorted({len(own) for own in runs})
+    if len(counts) == 1:
+        return averaged(counts[0])
+    return f"{averaged(counts[-1])}, or fewer where the brackets say so"
 
 
 def _facts(place: Place, runs: list[Run], convention: AccountantName) -> dict[str, Any]:
@@ -100,13 +113,13 @@ def _epsilon(plan: PrivacyPlan, accountant: AccountantName) -> float | None:
 def _section(name: str, grid: Grid, cells: Cells) -> str:
     """One variant: its table with noise and ε of every column, and what it comes to."""
     variant, columns = grid.variants[name], _columns([c for c in cells if c["variant"] == name])
-    rows = [[cell["row"]] for cell in columns[0]]
+    most = max(len(cell["seeds"]) for cell in cells)
+    rows = [[row] for row in dict.fromkeys(cell["row"] for column in columns for cell in column)]
     for column in columns:
-        best = max(column, key=lambda cell: cell["accuracy_mean"])
-        for row, cell in zip(rows, column, strict=True):
-            ours = percent(cell["accuracy_mean"], cell["accuracy_std"])
-            ours = f"**{ours}**" if cell is best and len(column) > 1 else ours
-            row.append(f"{ours} ({percent(cell['published'])})")
+        best = max(map(_mean, column)) if len(column) > 1 else None
+        own = {cell["row"]: cell for cell in column}
+        for row in rows:
+            row.append(_shown(own[row[0]], best, most) if row[0] in own else "–")
     facts = {
         "noise ÷ clip norm": "noise_multiplier",
         ACCOUNTING[grid.convention]: "epsilon_as_published",
@@ -119,6 +132,19 @@ def _section(name: str, grid: Grid, cells: Cells) -> str:
     return "\n\n".join([about, table(header, rows), *_verdict(columns, variant.paper_noise)])
 
 
+def _mean(cell: dict[str, Any]) -> float:
+    return cell["accuracy_mean"]
+
+
+def _shown(cell: dict[str, Any], best: float | None, most: int) -> str:
+    """Ours beside the paper's; and the seeds, where there are fewer than in other cells."""
+    ours = percent(_mean(cell), cell["accuracy_std"])
+    ours = f"**{ours}**" if _mean(cell) == best else ours
+    seeds = len(cell["seeds"])
+    few = f"; {seeds} seed{'s' * (seeds > 1)}" if seeds < most else ""
+    return f"{ours} ({percent(cell['published'])}{few})"
+
+
 def _columns(cells: Cells) -> list[Cells]:
     columns: dict[tuple[str, str], Cells] = {}
     for cell in cells:
@@ -129,9 +155,9 @@ def _columns(cells: Cells) -> list[Cells]:
 def _verdict(columns: list[Cells], paper_noise: bool) -> list[str]:
     """Where a table has DP-Fed: how often smoothing beats it, how near it is to the paper's."""
     plain = [cell for column in columns for cell in column if cell["strength"] == 0]
-    if not plain:
+    gains = [100 * gain for gain in map(_gain, columns) if gain is not None]
+    if not gains:
         return []
-    gains = [100 * _gain(column) for column in columns]
     text = (
         f"The best strength, chosen by these test accuracies, is ahead of no smoothing in "
         f"{sum(gain > 0 for gain in gains)} of {len(gains)} columns, by {min(gains):+.2f} to "
@@ -147,8 +173,8 @@ def _verdict(columns: list[Cells], paper_noise: bool) -> list[str]:
     return [text]
 
 
-def _gain(column: Cells) -> float:
-    """How far the best smoothed cell is ahead of the plain one."""
-    smoothed = [cell["accuracy_mean"] for cell in column if cell["strength"] > 0]
-    plain = next(cell["accuracy_mean"] for cell in column if cell["strength"] == 0)
-    return max(smoothed, default=plain) - plain
+def _gain(column: Cells) -> float | None:
+    """How far the best smoothed cell is ahead of the plain one, where there are both."""
+    smoothed = [_mean(cell) for cell in column if cell["strength"]]
+    plain = [_mean(cell) for cell in column if cell["strength"] == 0]
+    return max(smoothed) - plain[0] if smoothed and plain else None
