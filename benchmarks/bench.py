@@ -72,6 +72,15 @@ SYSTEMS = {
         environment="flower",
         leaves_out=("logistic-20", "logistic-1000", "gelu-mlp", "resnet-8", "transformer", "gru"),
     ),
+    "fedjax": System(
+        "runners.fedjax_runner",
+        (Setting("as it comes"),),
+        environment="fedjax",
+        leaves_out=(
+            *("logistic-20", "logistic-1000", "gelu-mlp"),
+            *("lstm", "resnet-8", "transformer", "gru"),
+        ),
+    ),
 }
 
 

@@ -10,7 +10,12 @@ from bench import OURS, RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- from cpu.json by benchmarks/page.py -->", "<!-- end -->"
-PEERS = {"pfl": "pfl 0.6", "flower": "Flower simulation", "loop": "plain loop"}
+PEERS = {
+    "pfl": "pfl 0.6",
+    "flower": "Flower simulation",
+    "fedjax": "FedJAX",
+    "loop": "plain loop",
+}
 
 
 def table(kept: dict[str, Any]) -> str:
