@@ -163,6 +163,68 @@ def _move(typing, source, at, target, to, count):
     return signature, generate
 
 
+def _take_second(typing, source, at, target, to, count):
+    """``target[to:][:count] = source[at:][::2]``."""
+    signature = types.void(source, types.int64, target, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+        _, at, _, to, count = values
+        code = Code(builder)
+        source, target = (code.data(context, kinds, values, k) for k in (0, 2))
+        even = ir.Constant(_lanes, list(range(0, 2 * LANES, 2)))
+        # Before the last part, the number behind what is taken is there to be read.
+        whole = builder.and_(builder.sub(count, int64(1)), int64(-LANES))
+        left = builder.sub(count, whole)
+        seen = builder.sub(builder.add(left, left), int64(1))
+        masks = [code.first(builder.sub(seen, int64(k))) for k in (0, LANES)]
+
+        def part(t: Any, masks: list[Any], to_store: Any) -> list[Any]:
+            first = code.at(source, builder.add(at, builder.add(t, t)))
+            halves = [
+                code.load(code.at(first, int64(k)), mask)
+                for k, mask in zip((0, LANES), masks, strict=True)
+            ]
+            place = code.at(target, builder.add(to, t))
+            code.store(builder.shuffle_vector(*halves, even), place, to_store)
+            return []
+
+        code.loop(int64(0), whole, LANES, [], lambda t, _: part(t, [None, None], None))
+        code.loop(whole, count, LANES, [], lambda t, _: part(t, masks, code.first(left)))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _put_second(typing, source, at, target, to, count):
+    """``target[to:][: 2 * count : 2] = source[at:][:count]``; nothing between them is touched."""
+    signature = types.void(source, types.int64, target, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+        _, at, _, to, count = values
+        code = Code(builder)
+        source, target = (code.data(context, kinds, values, k) for k in (0, 2))
+        even = ir.Constant(_mask, [k % 2 == 0 for k in range(LANES)])
+        whole = builder.and_(count, int64(-LANES))
+        left = builder.sub(count, whole)
+
+        def part(t: Any, mask: Any, masks: list[Any]) -> list[Any]:
+            x = code.load(code.at(source, builder.add(at, t)), mask)
+            first = code.at(target, builder.add(to, builder.add(t, t)))
+            for k, some in zip((0, LANES), masks, strict=True):
+                twice = ir.Constant(_lanes, [(k + j) // 2 for j in range(LANES)])
+                spread = builder.shuffle_vector(x, x, twice)
+                code.store(spread, code.at(first, int64(k)), some)
+            return []
+
+        both = [code.first(builder.sub(builder.add(left, left), int64(k))) for k in (0, LANES)]
+        both = [builder.and_(mask, even) for mask in both]
+        code.loop(int64(0), whole, LANES, [], lambda t, _: part(t, None, [even, even]))
+        code.loop(whole, count, LANES, [], lambda t, _: part(t, code.first(left), both))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 def _turn(typing, source, row, target, to_row):
     """``target = sourceᵀ`` for ``LANES`` rows of ``LANES`` numbers, rows a stride apart."""
     signature = types.void(source, types.int64, target, types.int64)
@@ -188,6 +250,8 @@ def _turn(typing, source, row, target, to_row):
 
 
 # Numba passes ``typing``, not the caller.
+take_second: Any = intrinsic(_take_second)
+put_second: Any = intrinsic(_put_second)
 turn: Any = intrinsic(_turn)
 move: Any = intrinsic(_move)
 combine_block: Any = intrinsic(_combine_block)
