@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from dpfedls.engine import jit as jit_module
 from dpfedls.engine.compiled import NotCompiled, program
 from dpfedls.engine.compiled import update as update_module
-from dpfedls.engine.compiled.activations import exponential, logistic
+from dpfedls.engine.compiled.activations import logistic
+from dpfedls.engine.compiled.exponential import exponential
 from dpfedls.engine.compiled.recognition import program_of
 from dpfedls.engine.compiled.training import loss_gradient
 from dpfedls.engine.compiled.update import CompiledUpdate, compiled_update

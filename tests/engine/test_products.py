@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from dpfedls.engine.compiled.arrays import transpose
 from dpfedls.engine.compiled.products import (
     COMBINE,
     DOTS,
@@ -71,3 +72,12 @@ def test_dots(pieces):
         expected = before[:, :n] + np.einsum("pml,pnl->mn", a, b[:, ::-1])
         np.testing.assert_allclose(out[:, :n], expected, atol=1e-3)
         np.testing.assert_array_equal(out[:, n:], before[:, n:])
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (16, 16), (37, 64), (64, 37)])
+def test_transpose(shape):
+    """Whole blocks and what is left of them; nothing between rows is touched."""
+    matrix, out = _matrix(*shape), np.zeros((shape[1], shape[0] + 3), np.float32)
+    transpose(matrix.ravel(), out.ravel(), *shape, shape[0] + 3)
+    np.testing.assert_array_equal(out[:, :-3], matrix.T)
+    assert not out[:, -3:].any()

@@ -7,29 +7,12 @@ import math
 import numpy as np
 
 from dpfedls.engine.compiled.arrays import ONE, TWO, ZERO
+from dpfedls.engine.compiled.exponential import exponential
 from dpfedls.engine.jit import jit
 
 _HALF, _ROOT_HALF = np.float32(0.5), np.float32(math.sqrt(0.5))
 _DENSITY = np.float32(1 / math.sqrt(2 * math.pi))  # of the standard normal at 0
 _INNER, _CUBIC = np.float32(math.sqrt(2 / math.pi)), np.float32(0.044715)
-
-
-@jit
-def exponential(x):
-    """``e^x`` for −87 ≤ x ≤ 88, and the nearer end outside; the library's does not vectorise.
-
-    e^x = 2^k e^r with |r| ≤ ln 2 / 2; six terms of e^r are exact to 1.2e-7, and 2^k is written
-    into the exponent of a float, as the integer that has its bits.
-    """
-    x = np.float32(-87) if x < np.float32(-87) else x
-    x = np.float32(88) if x > np.float32(88) else x
-    k = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
-    term = np.float32(1 / 120) + r * np.float32(1 / 720)
-    term = np.float32(1 / 6) + r * (np.float32(1 / 24) + r * term)
-    whole = np.int32(k) if k == k else np.int32(0)  # NaN has no integer; r is NaN already
-    scale = np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
-    return (ONE + r * (ONE + r * (_HALF + r * term))) * scale
 
 
 @jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpfedls.engine.compiled.registers import LANES, turn
 from dpfedls.engine.jit import jit
 
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
@@ -32,11 +33,15 @@ def add(x, y):
 
 
 @jit
-def transpose(matrix, out, rows, columns):
-    """``out = matrixᵀ``."""
+def transpose(matrix, out, rows, columns, stride):
+    """``out = matrixᵀ``, with rows a stride apart."""
+    whole_rows, whole = rows // LANES * LANES, columns // LANES * LANES
+    for r in range(0, whole_rows, LANES):
+        for c in range(0, whole, LANES):
+            turn(matrix[r * columns + c :], columns, out[c * stride + r :], stride)
     for r in range(rows):
-        for c in range(columns):
-            out[c * rows + r] = matrix[r * columns + c]
+        for c in range(whole if r < whole_rows else 0, columns):
+            out[c * stride + r] = matrix[r * columns + c]
 
 
 @jit

@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from dpfedls.engine.compiled.activations import exponential
 from dpfedls.engine.compiled.arrays import ONCE, ONE, ZERO, descend, fill, settle
+from dpfedls.engine.compiled.exponential import exponential
 from dpfedls.engine.compiled.products import combine_at, rows_at
 from dpfedls.engine.jit import jit
 

@@ -95,22 +95,12 @@ def _self_attention(layer: nn.MultiheadAttention, before: Before) -> list[Row]:
 
 def _normalise(
     layer: nn.LayerNorm | nn.GroupNorm, before: Before, functions: tuple[Any, Any],
-    sizes: tuple[int, ...], shape: tuple[int, ...],
+    sizes: tuple[int, ...], shape: tuple[int, ...], kept: int,
 ) -> list[Row]:  # fmt: skip
     has = {"weight": layer.weight, "bias": layer.bias}
     shapes = {name: shape for name, tensor in has.items() if tensor is not None}
-    numbers = math.prod(before.shape)
-    return [
-        Row(
-            *functions,
-            before.shape,
-            *before.weights(layer, shapes),
-            sizes,
-            (layer.eps,),
-            kept=numbers + numbers // sizes[0],
-            scratch=sizes[0],
-        )
-    ]
+    place = before.weights(layer, shapes)
+    return [Row(*functions, before.shape, *place, sizes, (layer.eps,), kept, scratch=sizes[0])]
 
 
 def _layer_norm(layer: nn.LayerNorm, before: Before) -> list[Row]:
@@ -118,7 +108,8 @@ def _layer_norm(layer: nn.LayerNorm, before: Before) -> list[Row]:
     if before.shape[-len(shape) :] != shape or (before.order == "positions" and len(shape) != 1):
         before.refuse(layer, f"normalises {shape}, but is given {before.shape} per sample")
     functions = normalisation.layer_norm, normalisation.layer_norm_backward
-    return _normalise(layer, before, functions, (math.prod(shape),), shape)
+    size, numbers = math.prod(shape), math.prod(before.shape)
+    return _normalise(layer, before, functions, (size,), shape, numbers + numbers // size)
 
 
 def _group_norm(layer: nn.GroupNorm, before: Before) -> list[Row]:
@@ -128,7 +119,7 @@ def _group_norm(layer: nn.GroupNorm, before: Before) -> list[Row]:
     area = math.prod(shape[1:])
     functions = normalisation.group_norm, normalisation.group_norm_backward
     sizes = (channels // layer.num_groups * area, channels, area)
-    return _normalise(layer, before, functions, sizes, (channels,))
+    return _normalise(layer, before, functions, sizes, (channels,), 2 * layer.num_groups)
 
 
 def _pointwise(

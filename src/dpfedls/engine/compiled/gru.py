@@ -15,8 +15,8 @@ from dpfedls.engine.compiled.arrays import (
     settle,
     transpose,
 )
+from dpfedls.engine.compiled.lstm import recurrent_gradients
 from dpfedls.engine.compiled.products import combine_at, rows_at
-from dpfedls.engine.compiled.sequences import recurrent_gradients
 from dpfedls.engine.jit import jit
 
 
@@ -32,8 +32,8 @@ def gru(sizes, options, weights, x, y, kept, work):
     own, scratch, starts = settle(weights), work.scratch, work.starts
     recurrent, bias = wide * inputs, wide * (inputs + hidden)
     by_input, by_state = scratch[: inputs * wide], scratch[inputs * wide :]
-    transpose(own, by_input, wide, inputs)
-    transpose(own[recurrent:], by_state, wide, hidden)
+    transpose(own, by_input, wide, inputs, wide)
+    transpose(own[recurrent:], by_state, wide, hidden, wide)
     gates, carried = kept[: rows * wide], kept[rows * wide :]
     for r in range(rows):
         copy(own[bias:], gates[r * wide : (r + 1) * wide])
@@ -86,7 +86,9 @@ def gru_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
             wide, hidden, later, hidden, ONE,
         )  # fmt: skip
     recurrent_gradients(sizes, wide, own, x, y, gates, carried, d_x, gradient, scratch, work)
+    fill(gradient[bias:], ZERO)
     for r in range(rows):
+        add(gates[r * wide : (r + 1) * wide], gradient[bias : bias + wide])
         add(carried[r * wide : (r + 1) * wide], gradient[bias + wide : bias + 2 * wide])
     return descend(weights, 0, gradient)
 

@@ -10,7 +10,6 @@ from torch import nn
 from dpfedls.engine.compiled import images, pooling
 from dpfedls.engine.compiled.before import Before, with_bias
 from dpfedls.engine.compiled.program import Row
-from dpfedls.engine.compiled.registers import LANES
 
 _FAST = 1024  # pixels: a sum over so many hides what it costs to end it
 
@@ -40,25 +39,22 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, before: Before) -> list[Row]:
     shape = (outputs, (free_y - 1) // stride_y + 1, (free_x - 1) // stride_x + 1)
     kernels = (outputs, channels // groups, *layer.kernel_size)
     place = before.weights(layer, with_bias(layer, kernels))
-    # Lines of a phase: what an output and its taps see. Behind a line the next one's margin serves.
-    seen_y, seen_x = reach_y // stride_y, reach_x // stride_x
-    lines, line = shape[1] + seen_y, shape[2] + seen_x
-    if stride_x == 1:
-        line = max(left + width, line - left, shape[2])
-    # The gradient of the outputs has margins as wide as taps reach beyond the image's own.
-    back_top, back_left = max(0, seen_y - top // stride_y), max(0, seen_x - left // stride_x)
-    last_y, last_x = (top + height - 1) // stride_y, (left + width - 1) // stride_x
-    back_lines = back_top + max(shape[1], last_y + 1)
-    back_line = max(back_left + shape[2], last_x + 1)
-    together = min(before.batch, max(1, _FAST // (shape[1] * line)))
+    down, across = shape[1:]
+    if height == tall == down == 1 and not top:  # a line upright: one copy serves all its taps
+        height, width, down, across, tall, wide = width, 1, across, 1, wide, 1
+        top, left, apart_y, reach_y, stride_y, stride_x = left, 0, apart_x, reach_x, stride_x, 1
+    # What an output and its taps see, of one rest of y by the stride.
+    lines = down + reach_y // stride_y
+    together = min(before.batch, max(1, _FAST // (down * across)))
     sizes = (
         channels, height, width, outputs, groups, tall, wide, top, left, stride_y, stride_x,
-        apart_y, apart_x, *shape[1:], lines, line, back_lines, back_line, back_top, back_left,
-        together,
+        apart_y, apart_x, down, across, lines, together,
     )  # fmt: skip
-    phases = min(stride_y, reach_y + 1) * min(stride_x, reach_x + 1)
     each, inside = outputs // groups, channels // groups
-    back = each * back_lines * back_line + back_line + LANES
+    rests = min(stride_y, reach_y + 1)
+    # The most pixels of the inputs that have one rest by the strides.
+    many_y, many_x = (height - 1) // stride_y + 1, (width - 1) // stride_x + 1
+    back = each * wide * (many_y + reach_y // stride_y) * many_x
     return [
         Row(
             images.convolution,
@@ -66,10 +62,9 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, before: Before) -> list[Row]:
             _shape(layer, shape),
             *place,
             sizes,
-            kept=channels * phases * lines * line + line + LANES,
             scratch=max(
-                together * each * (lines * line + LANES),
-                inside * (each * tall * wide + back_lines * back_line + LANES) + back,
+                together * channels * wide * rests * lines * across,
+                inside * each * tall * wide + back + inside * many_y * many_x,
             ),
             starts=max(each, inside) * tall * wide,
         )

@@ -1,88 +1,72 @@
 """Convolution of images (channel, y, x): any strides, dilation, groups and padding with zeros.
 
-A tap of a kernel sees the whole padded image shifted, as one long row, so no patches are copied.
-With a stride it sees every so manieth pixel: the padded image is kept as its phases, one for each
-rest of y and x by the strides, and a tap sees one phase shifted. Lines of a result are as long as
-padded lines, and the pixels behind each line's end are dropped at last. Rows are rounded up to
-whole registers, so zeros stand behind each sample's images.
-
-A line has no margin of its own behind it: the margin before the next line serves both.
+Below one tap of a kernel lie as many pixels as a result has, each line as long as the result's. So
+an image is copied once for each column of a kernel, shifted, and once for each rest of y by the
+stride; then what lies below a tap is one row of numbers, and taps in one column of a kernel share
+a copy. Products read these rows and write the results themselves. The copies are not kept: to make
+them again takes less time than to fetch them from memory.
 """
 
 from __future__ import annotations
 
 from dpfedls.engine.compiled.arrays import ONCE, ONE, ZERO, descend, fill, settle
 from dpfedls.engine.compiled.products import combine_at, dots_at
-from dpfedls.engine.compiled.registers import LANES, move
+from dpfedls.engine.compiled.registers import move, put_second, take_second
 from dpfedls.engine.jit import jit
 
-# What a convolution is, then what ``image_forms`` makes of it: lines of a phase and their length,
-# the same for the padded gradient of the outputs, and its margins; how many samples' products are
-# added up at once, since those of small images end before they are fast.
+# What a convolution is, then what ``image_forms`` makes of it: lines of a copy, and how many
+# samples' products are added up at once, since those of small images end before they are fast.
 CHANNELS, HEIGHT, WIDTH, OUTPUTS, GROUPS, TALL, WIDE, TOP, LEFT = range(9)
-STRIDE_Y, STRIDE_X, APART_Y, APART_X, DOWN, ACROSS = range(9, 15)
-LINES, LINE, BACK_LINES, BACK_LINE, BACK_TOP, BACK_LEFT, TOGETHER = range(15, 22)
+STRIDE_Y, STRIDE_X, APART_Y, APART_X, DOWN, ACROSS, LINES, TOGETHER = range(9, 17)
 
 
 def convolution(sizes, options, weights, x, y, kept, work):
-    """``y = W · x + b``; ``kept`` holds the phases of the padded images."""
-    channels, outputs, groups, line = sizes[CHANNELS], sizes[OUTPUTS], sizes[GROUPS], sizes[LINE]
-    down, across, pixels = sizes[DOWN], sizes[ACROSS], sizes[HEIGHT] * sizes[WIDTH]
+    """``y = W · x + b``."""
+    channels, outputs, groups = sizes[CHANNELS], sizes[OUTPUTS], sizes[GROUPS]
+    pixels, length = sizes[HEIGHT] * sizes[WIDTH], sizes[DOWN] * sizes[ACROSS]
     each, inside, taps = outputs // groups, channels // groups, sizes[TALL] * sizes[WIDE]
-    length, phases = _whole((down - 1) * line + across), phases_of(sizes) * sizes[LINES] * line
-    own, long = settle(weights), work.scratch
+    own, copies = settle(weights), work.scratch[: channels * _copied(sizes)]
     bias = own[outputs * inside * taps :]
     _taps(work.starts, sizes)
+    fill(copies, ZERO)
     for s in range(len(x) // (channels * pixels)):
-        padded = kept[s * (channels * phases + line + LANES) :]
-        _pad(x[s * channels * pixels :], padded, sizes)
+        _copy(x[s * channels * pixels :], copies, sizes)
+        for o in range(outputs if len(bias) else 0):
+            fill(y[(s * outputs + o) * length :][:length], bias[o])
         for g in range(groups):
-            for o in range(each):
-                shift = bias[g * each + o] if len(bias) else ZERO
-                fill(long[o * length : (o + 1) * length], shift)
             combine_at(
                 work.combine, own[g * each * inside * taps :], inside * taps, ONCE, each,
-                padded[g * inside * phases :], work.starts, inside * taps, length, long, length,
-                ONE,
+                copies[g * inside * _copied(sizes) :], work.starts, inside * taps, length,
+                y[(s * groups + g) * each * length :], length, ONE if len(bias) else ZERO,
             )  # fmt: skip
-            at = (s * groups + g) * each * down * across
-            for o in range(each):
-                for j in range(down):
-                    move(long, o * length + j * line, y, at + (o * down + j) * across, across)
 
 
 def convolution_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
-    """The gradient of the kernels from the padded images, and of the inputs, if needed."""
-    channels, outputs, groups, line = sizes[CHANNELS], sizes[OUTPUTS], sizes[GROUPS], sizes[LINE]
-    down, across = sizes[DOWN], sizes[ACROSS]
+    """The gradient of the kernels from the copies, and of the inputs, if needed."""
+    channels, outputs, groups = sizes[CHANNELS], sizes[OUTPUTS], sizes[GROUPS]
+    pixels, length = sizes[HEIGHT] * sizes[WIDTH], sizes[DOWN] * sizes[ACROSS]
     each, inside, taps = outputs // groups, channels // groups, sizes[TALL] * sizes[WIDE]
-    length, phases = _whole((down - 1) * line + across), phases_of(sizes) * sizes[LINES] * line
     gradient, together = weights.gradient[: len(weights.values)], sizes[TOGETHER]
-    long, next_sample = work.scratch[: together * each * length], channels * phases + line + LANES
+    size, count = channels * _copied(sizes), len(d_y) // (outputs * length)
+    copies, bias = work.scratch[: together * size], gradient[outputs * inside * taps :]
     fill(gradient, ZERO)
-    bias = gradient[outputs * inside * taps :]
     _taps(work.starts, sizes)
-    fill(long, ZERO)  # behind each line's end it stays zero
-    for part in range(groups * (len(d_y) // (outputs * down * across))):
-        s, g = part // groups, part % groups
-        if s % together:  # added up with an earlier sample
-            continue
-        many = min(together, len(d_y) // (outputs * down * across) - s)
-        for piece in range(many * each):
-            k, o = piece // each, piece % each
-            at = (((s + k) * groups + g) * each + o) * down * across
-            for j in range(down):
-                move(d_y, at + j * across, long, piece * length + j * line, across)
-            if len(bias):
-                total, image = ZERO, d_y[at : at + down * across]
-                for t in range(len(image)):
-                    total += image[t]
-                bias[g * each + o] += total
-        dots_at(
-            work.dots, long, length, each, kept[s * next_sample + g * inside * phases :],
-            work.starts, inside * taps, length, gradient[g * each * inside * taps :],
-            inside * taps, many, each * length, next_sample,
-        )  # fmt: skip
+    fill(copies, ZERO)
+    for s in range(0, count, together):
+        many = min(together, count - s)
+        for k in range(many):
+            _copy(x[(s + k) * channels * pixels :], copies[k * size :], sizes)
+        for g in range(groups):
+            dots_at(
+                work.dots, d_y[(s * groups + g) * each * length :], length, each,
+                copies[g * inside * _copied(sizes) :], work.starts, inside * taps, length,
+                gradient[g * each * inside * taps :], inside * taps, many, outputs * length, size,
+            )  # fmt: skip
+    for row in range(count * outputs if len(bias) else 0):
+        total, image = ZERO, d_y[row * length : (row + 1) * length]
+        for t in range(len(image)):
+            total += image[t]
+        bias[row % outputs] += total
     if len(d_x):
         for phase in range(sizes[STRIDE_Y] * sizes[STRIDE_X]):
             for g in range(groups):
@@ -91,61 +75,151 @@ def convolution_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
 
 
 @jit
-def phases_of(sizes):
-    """How many phases taps see."""
-    return min(sizes[STRIDE_Y], sizes[APART_Y] * (sizes[TALL] - 1) + 1) * _phases_x(sizes)
+def _rests(sizes):
+    """How many rests of y by the stride taps see."""
+    return min(sizes[STRIDE_Y], sizes[APART_Y] * (sizes[TALL] - 1) + 1)
 
 
 @jit
-def _phases_x(sizes):
-    return min(sizes[STRIDE_X], sizes[APART_X] * (sizes[WIDE] - 1) + 1)
+def _copied(sizes):
+    """How many numbers the copies of one channel have."""
+    return sizes[WIDE] * _rests(sizes) * sizes[LINES] * sizes[ACROSS]
+
+
+@jit
+def _copy(images, copies, sizes):
+    """All copies of one sample; what lies outside its images stays zero."""
+    lines, across, rests = sizes[LINES], sizes[ACROSS], _rests(sizes)
+    for column in range(sizes[WIDE]):
+        for rest in range(rests):
+            _shift(
+                images, sizes[CHANNELS], sizes[HEIGHT], sizes[WIDTH],
+                copies[(column * rests + rest) * lines * across :], _copied(sizes), lines, across,
+                rest - sizes[TOP], sizes[STRIDE_Y],
+                column * sizes[APART_X] - sizes[LEFT], sizes[STRIDE_X],
+            )  # fmt: skip
+
+
+@jit
+def _shift(
+    images, count, height, width, out, apart, lines, across, first_y, stride_y, first_x, stride_x
+):
+    """``out[j, i] = image[first_y + j · stride_y, first_x + i · stride_x]`` where there is one.
+
+    So for all images; their copies lie apart.
+    """
+    if width == across == 1 and first_x == 0:  # upright lines: along them, not pixel by pixel
+        height, width, lines, across = 1, height, 1, lines
+        first_y, stride_y, first_x, stride_x = 0, 1, first_y, stride_y
+    low = min(across, max(0, (stride_x - 1 - first_x) // stride_x))
+    high = max(low, min(across, (width - 1 - first_x) // stride_x + 1))
+    begin = max(0, (stride_y - 1 - first_y) // stride_y)
+    end = max(begin, min(lines, (height - 1 - first_y) // stride_y + 1))
+    at = (first_y + begin * stride_y) * width
+    if width == across and stride_x == 1 and stride_y == 1:  # all lines at once, then the margins
+        for image in range(count):
+            _shift_lines(
+                images[image * height * width + at :], out[image * apart + begin * across :],
+                end - begin, across, first_x, low, high,
+            )  # fmt: skip
+        return
+    at, many = at + first_x + low * stride_x, high - low
+    for image in range(count if many else 0):
+        for j in range(end - begin):
+            pixel = image * height * width + at + j * stride_y * width
+            to = image * apart + (begin + j) * across + low
+            if stride_x == 1:
+                move(images, pixel, out, to, many)
+            elif stride_x == 2:
+                take_second(images, pixel, out, to, many)
+            else:
+                for i in range(many):
+                    out[to + i] = images[pixel + i * stride_x]
+
+
+@jit
+def _shift_lines(image, out, lines, across, by, low, high):
+    move(image, max(0, by), out, max(0, -by), max(0, lines * across - abs(by)))
+    for i in range(across - high + low):
+        column = i if i < low else high + i - low
+        for j in range(lines):
+            out[j * across + column] = ZERO
+
+
+@jit
+def _taps(starts, sizes):
+    """Where the row below each tap starts."""
+    plane, rests, k = sizes[LINES] * sizes[ACROSS], _rests(sizes), 0
+    for c in range(sizes[CHANNELS] // sizes[GROUPS]):
+        for ky in range(sizes[TALL]):
+            for kx in range(sizes[WIDE]):
+                y = ky * sizes[APART_Y]
+                number = (c * sizes[WIDE] + kx) * rests + y % sizes[STRIDE_Y]
+                starts[k] = number * plane + y // sizes[STRIDE_Y] * sizes[ACROSS]
+                k += 1
 
 
 @jit
 def _inputs(sizes, weights, d_y, d_x, phase, g, work):
-    """One phase of ``dx``: a convolution of the padded dy with the taps that see that phase."""
+    """One phase of ``dx``: a convolution of dy with the taps that see that phase.
+
+    With strides, pixels of one rest of y and x by them are seen by the same taps: a phase.
+    """
     channels, height, width, outputs = sizes[CHANNELS], sizes[HEIGHT], sizes[WIDTH], sizes[OUTPUTS]
-    groups, down, across = sizes[GROUPS], sizes[DOWN], sizes[ACROSS]
-    stride_y, stride_x, taps = sizes[STRIDE_Y], sizes[STRIDE_X], sizes[TALL] * sizes[WIDE]
-    lines, line, top, left = sizes[BACK_LINES], sizes[BACK_LINE], sizes[BACK_TOP], sizes[BACK_LEFT]
-    each, inside = outputs // groups, channels // groups
+    groups, down, across, wide = sizes[GROUPS], sizes[DOWN], sizes[ACROSS], sizes[WIDE]
+    stride_y, stride_x, taps = sizes[STRIDE_Y], sizes[STRIDE_X], sizes[TALL] * wide
+    each, inside, reach = outputs // groups, channels // groups, sizes[LINES] - down
     first_y, many_y, from_y = _phase(phase // stride_x, stride_y, sizes[TOP], height)
     first_x, many_x, from_x = _phase(phase % stride_x, stride_x, sizes[LEFT], width)
     if min(many_y, many_x) < 1:
         return
-    length, kernels, terms = _whole((many_y - 1) * line + many_x), work.scratch, 0
+    plane, length, terms = (many_y + reach) * many_x, many_y * many_x, 0
+    kernels, rest = work.scratch[: inside * each * taps], work.scratch[inside * each * taps :]
+    copies, long = rest[: each * wide * plane], rest[each * wide * plane :]
     for o in range(each):
         for tap in range(taps):
-            at_y, at_x = tap // sizes[WIDE] * sizes[APART_Y], tap % sizes[WIDE] * sizes[APART_X]
+            at_y, at_x = tap // wide * sizes[APART_Y], tap % wide * sizes[APART_X]
             if at_y % stride_y == phase // stride_x and at_x % stride_x == phase % stride_x:
-                back = (first_y - at_y // stride_y + top) * line + first_x - at_x // stride_x
-                work.starts[terms] = o * lines * line + back + left
+                work.starts[terms] = (o * wide + tap % wide) * plane
+                work.starts[terms] += (reach - at_y // stride_y) * many_x
                 for c in range(inside):
                     tapped = ((g * each + o) * inside + c) * taps + tap
                     kernels[c * each * taps + terms] = weights[tapped]
                 terms += 1
-    padded = work.scratch[inside * each * taps :][: each * lines * line + line + LANES]
-    long = work.scratch[inside * each * taps + len(padded) :]
-    fill(padded, ZERO)
+    fill(copies, ZERO)
     for s in range(len(d_x) // (channels * height * width)):
-        at = (s * groups + g) * each * down * across
-        for o in range(each):
-            for j in range(down):
-                to = (o * lines + top + j) * line + left
-                move(d_y, at + (o * down + j) * across, padded, to, across)
+        for column in range(wide):
+            at_x = column * sizes[APART_X]
+            if at_x % stride_x == phase % stride_x:
+                _shift(
+                    d_y[(s * groups + g) * each * down * across :], each, down, across,
+                    copies[column * plane :], wide * plane, many_y + reach, many_x,
+                    first_y - reach, ONCE, first_x - at_x // stride_x, ONCE,
+                )  # fmt: skip
+        images = d_x[(s * groups + g) * inside * height * width :]
+        whole = stride_y == 1 and stride_x == 1  # then a phase is all there is
         combine_at(
-            work.combine, kernels, each * taps, ONCE, inside, padded, work.starts, terms, length,
-            long, length, ZERO,
+            work.combine, kernels, each * taps, ONCE, inside, copies, work.starts, terms, length,
+            images if whole else long, length, ZERO,
         )  # fmt: skip
-        for c in range(inside):
-            image = ((s * groups + g) * inside + c) * height
-            for j in range(many_y):
-                at, to = c * length + j * line, (image + from_y + j * stride_y) * width + from_x
-                if stride_x == 1:
-                    move(long, at, d_x, to, many_x)
-                else:
-                    for i in range(many_x):
-                        d_x[to + i * stride_x] = long[at + i]
+        if not whole and width == 1:
+            for c in range(inside):
+                _put(long, c * many_y, images, c * height + from_y, many_y, stride_y)
+        elif not whole:
+            for line in range(inside * many_y):
+                c, j = line // many_y, line % many_y
+                to = (c * height + from_y + j * stride_y) * width + from_x
+                _put(long, line * many_x, images, to, many_x, stride_x)
+
+
+@jit
+def _put(source, at, target, to, count, stride):
+    """``target[to:][::stride] = source[at:][:count]``."""
+    if stride == 2:
+        put_second(source, at, target, to, count)
+    else:
+        for i in range(count):
+            target[to + i * stride] = source[at + i]
 
 
 @jit
@@ -154,56 +228,3 @@ def _phase(rest, stride, margin, length):
     first = (margin - rest + stride - 1) // stride
     many = (margin + length - 1 - rest) // stride - first + 1
     return first, many, first * stride + rest - margin
-
-
-@jit
-def _whole(length):
-    """So many numbers, rounded up to whole registers."""
-    return (length + LANES - 1) // LANES * LANES
-
-
-@jit
-def _taps(starts, sizes):
-    """Where the row below each tap starts."""
-    plane, phases_x, stride_y, stride_x = (
-        sizes[LINES] * sizes[LINE],
-        _phases_x(sizes),
-        sizes[STRIDE_Y],
-        sizes[STRIDE_X],
-    )
-    phases, k = phases_of(sizes), 0
-    for c in range(sizes[CHANNELS] // sizes[GROUPS]):
-        for ky in range(sizes[TALL]):
-            for kx in range(sizes[WIDE]):
-                y, x = ky * sizes[APART_Y], kx * sizes[APART_X]
-                phase = y % stride_y * phases_x + x % stride_x
-                starts[k] = (c * phases + phase) * plane + y // stride_y * sizes[LINE]
-                starts[k] += x // stride_x
-                k += 1
-
-
-@jit
-def _pad(images, padded, sizes):
-    """The phases of images with a margin of zeros; a pixel that no tap sees is left out."""
-    height, width, line, lines = sizes[HEIGHT], sizes[WIDTH], sizes[LINE], sizes[LINES]
-    stride_y, stride_x, phases, phases_x = (
-        sizes[STRIDE_Y],
-        sizes[STRIDE_X],
-        phases_of(sizes),
-        _phases_x(sizes),
-    )
-    fill(padded[: sizes[CHANNELS] * phases * lines * line + line + LANES], ZERO)
-    for c in range(sizes[CHANNELS]):
-        for phase in range(phases):
-            rest_y, rest_x = phase // phases_x, phase % phases_x
-            first_y, many_y, from_y = _phase(rest_y, stride_y, sizes[TOP], height)
-            first_x, many_x, from_x = _phase(rest_x, stride_x, sizes[LEFT], width)
-            many_y, many_x = min(many_y, lines - first_y), min(many_x, line - first_x)
-            for j in range(many_y):
-                at = (c * height + from_y + j * stride_y) * width + from_x
-                to = ((c * phases + phase) * lines + first_y + j) * line + first_x
-                if stride_x == 1:
-                    move(images, at, padded, to, many_x)
-                else:
-                    for i in range(many_x):
-                        padded[to + i] = images[at + i * stride_x]

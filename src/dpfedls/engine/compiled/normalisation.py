@@ -22,8 +22,10 @@ def layer_norm(sizes, options, weights, x, y, kept, work):
     shifts, normal = own[size:], kept[groups : groups + len(x)]
     for g in range(groups):
         at, to = g * size, (g + 1) * size
-        kept[g] = _standardise(x[at:to], normal[at:to], options[0])
-        n, out = normal[at:to], y[at:to]
+        mean, inverse = _moments(x[at:to], options[0])
+        kept[g], row, n, out = inverse, x[at:to], normal[at:to], y[at:to]
+        for t in range(size):
+            n[t] = inverse * (row[t] - mean)
         for t in range(size):
             out[t] = n[t]
         if len(own):
@@ -56,23 +58,28 @@ def layer_norm_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
             for t in range(size):
                 total += scaled[t]
                 along += scaled[t] * n[t]
-            _centre(scaled, n, kept[g], ONE, total, along, size, d_x[at:to])
+            total, along, out = total / np.float32(size), along / np.float32(size), d_x[at:to]
+            for t in range(size):
+                out[t] = kept[g] * (scaled[t] - total - n[t] * along)
     return descend(weights, 0, gradient)
 
 
 def group_norm(sizes, options, weights, x, y, kept, work):
-    """The same with one scale and one shift for each channel."""
+    """The same with one scale and one shift for each channel; keeps mean and 1 / √… alone."""
     size, channels, area = sizes[0], sizes[1], sizes[2]
     groups, own = len(x) // size, settle(weights)
-    shifts, normal = own[channels:], kept[groups : groups + len(x)]
+    shifts = own[channels:]
     for g in range(groups):
         at, to = g * size, (g + 1) * size
-        kept[g] = _standardise(x[at:to], normal[at:to], options[0])
+        mean, inverse = _moments(x[at:to], options[0])
+        kept[2 * g], kept[2 * g + 1] = mean, inverse
         for row in range(at // area, to // area):
-            scale = own[row % channels] if len(own) else ONE
+            slope = inverse * own[row % channels] if len(own) else inverse
             shift = shifts[row % channels] if len(shifts) else ZERO
-            for t in range(row * area, (row + 1) * area):
-                y[t] = scale * normal[t] + shift
+            shift -= mean * slope
+            image, out = x[row * area : (row + 1) * area], y[row * area : (row + 1) * area]
+            for t in range(area):
+                out[t] = slope * image[t] + shift
 
 
 def group_norm_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
@@ -80,52 +87,45 @@ def group_norm_backward(sizes, options, weights, x, y, kept, d_y, d_x, work):
     size, channels, area = sizes[0], sizes[1], sizes[2]
     groups, own = len(x) // size, weights.values
     gradient = weights.gradient[: len(own)]
-    normal, shifts = kept[groups : groups + len(x)], gradient[channels:]
+    shifts, share = gradient[channels:], ONE / np.float32(size)
     fill(gradient, ZERO)
     for g in range(groups):
         at, to = g * size, (g + 1) * size
+        mean, inverse = kept[2 * g], kept[2 * g + 1]
         total = along = ZERO
         for row in range(at // area, to // area):
-            channel, first, behind = row % channels, row * area, (row + 1) * area
+            image, above = x[row * area : (row + 1) * area], d_y[row * area : (row + 1) * area]
             by_scale = by_shift = ZERO
-            for t in range(first, behind):
-                by_scale += d_y[t] * normal[t]
-                by_shift += d_y[t]
+            for t in range(area):
+                by_scale += above[t] * (image[t] - mean)
+                by_shift += above[t]
+            by_scale *= inverse
             if len(own):
-                gradient[channel] += by_scale
+                gradient[row % channels] += by_scale
             if len(shifts):
-                shifts[channel] += by_shift
-            scale = own[channel] if len(own) else ONE
+                shifts[row % channels] += by_shift
+            scale = own[row % channels] if len(own) else ONE
             total += scale * by_shift
             along += scale * by_scale
+        # dx = (scale · dy − total / size − n · along / size) / √…, with n = (x − mean) / √…
+        by_image = -inverse * inverse * along * share
+        constant = -inverse * total * share - mean * by_image
         for row in range(at // area if len(d_x) else 0, to // area if len(d_x) else 0):
-            scale, first, behind = ONE, row * area, (row + 1) * area
-            if len(own):
-                scale = own[row % channels]
-            above, n, out = d_y[first:behind], normal[first:behind], d_x[first:behind]
-            _centre(above, n, kept[g], scale, total, along, size, out)
+            slope = inverse * own[row % channels] if len(own) else inverse
+            first, behind = row * area, (row + 1) * area
+            image, above, out = x[first:behind], d_y[first:behind], d_x[first:behind]
+            for t in range(area):
+                out[t] = slope * above[t] + (by_image * image[t] + constant)
     return descend(weights, 0, gradient)
 
 
 @jit
-def _standardise(x, out, epsilon):
+def _moments(x, epsilon):
+    """The mean, and 1 / √(variance + ε)."""
     total = square = ZERO
     for t in range(len(x)):
         total += x[t]
     mean = total / np.float32(len(x))
     for t in range(len(x)):
-        out[t] = x[t] - mean
-    for t in range(len(x)):
-        square += out[t] * out[t]
-    inverse = ONE / np.float32(math.sqrt(square / np.float32(len(x)) + epsilon))
-    for t in range(len(x)):
-        out[t] *= inverse
-    return inverse
-
-
-@jit
-def _centre(above, normal, inverse, scale, total, along, size, d_x):
-    """``dx = (scale · dy − total / size − n · along / size) / √…``, part of a group or all."""
-    mean, along = total / np.float32(size), along / np.float32(size)
-    for t in range(len(d_x)):
-        d_x[t] = inverse * (scale * above[t] - mean - normal[t] * along)
+        square += (x[t] - mean) * (x[t] - mean)
+    return mean, ONE / np.float32(math.sqrt(square / np.float32(len(x)) + epsilon))

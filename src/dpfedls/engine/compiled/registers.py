@@ -40,7 +40,7 @@ def _combine_block(
 
     def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
         rows, vectors, _, a_row, a_column, _, _, count, _, out_stride, scale, rest = values
-        code = _Code(builder)
+        code = Code(builder)
         a, b, starts, out = (code.data(context, kinds, values, k) for k in (2, 5, 6, 8))
         mask = code.first(rest)
 
@@ -48,7 +48,7 @@ def _combine_block(
             rows, vectors = case
             some, vectors = (None, vectors) if vectors else (mask, 1)
             places = [
-                code.at(code.at(out, builder.mul(_int(i), out_stride)), _int(j * LANES))
+                code.at(code.at(out, builder.mul(int64(i), out_stride)), int64(j * LANES))
                 for i in range(rows)
                 for j in range(vectors)
             ]
@@ -59,16 +59,16 @@ def _combine_block(
 
             def term(k: Any, sums: list[Any]) -> list[Any]:
                 row = code.at(b, builder.load(code.at(starts, k)))
-                right = [code.load(code.at(row, _int(j * LANES)), some) for j in range(vectors)]
+                right = [code.load(code.at(row, int64(j * LANES)), some) for j in range(vectors)]
                 column = code.at(a, builder.mul(k, a_column))
                 left = [
-                    code.splat(builder.load(code.at(column, builder.mul(_int(i), a_row))))
+                    code.splat(builder.load(code.at(column, builder.mul(int64(i), a_row))))
                     for i in range(rows)
                 ]
                 factors = [(x, y) for x in left for y in right]
                 return [code.fma(x, y, z) for (x, y), z in zip(factors, sums, strict=True)]
 
-            sums = code.loop(_int(0), count, 1, begun, term)
+            sums = code.loop(int64(0), count, 1, begun, term)
             squares = [_ZERO] * vectors  # several, since each waits for the one before
             for k, (x, place) in enumerate(zip(sums, places, strict=True)):
                 code.store(x, place, some)
@@ -96,18 +96,18 @@ def _dots_block(
 
     def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
         rows, _, a_stride, _, _, columns, length, _, out_stride, pieces, a_apart, b_apart = values
-        code = _Code(builder)
+        code = Code(builder)
         a, b, starts, out = (code.data(context, kinds, values, k) for k in (1, 3, 4, 7))
-        whole = builder.and_(length, _int(-LANES))
+        whole = builder.and_(length, int64(-LANES))
         mask = code.first(builder.sub(length, whole))
 
         def block(case: tuple[int]) -> None:
             rows, wide = case[0], COLUMNS
             # Where there are fewer columns the last is computed again, and not stored.
-            last = builder.sub(columns, _int(1))
-            each = [code.smaller(_int(j), last) for j in range(wide)]
+            last = builder.sub(columns, int64(1))
+            each = [code.smaller(int64(j), last) for j in range(wide)]
             right = [code.at(b, builder.load(code.at(starts, j))) for j in each]
-            left = [code.at(a, builder.mul(_int(i), a_stride)) for i in range(rows)]
+            left = [code.at(a, builder.mul(int64(i), a_stride)) for i in range(rows)]
 
             def piece(k: Any, sums: list[Any]) -> list[Any]:
                 lefts = [code.at(row, builder.mul(k, a_apart)) for row in left]
@@ -119,15 +119,18 @@ def _dots_block(
                     factors = [(x, y) for x in xs for y in ys]
                     return [code.fma(x, y, z) for (x, y), z in zip(factors, sums, strict=True)]
 
-                sums = code.loop(_int(0), whole, LANES, sums, lambda t, s: terms(t, s, None))
+                sums = code.loop(int64(0), whole, LANES, sums, lambda t, s: terms(t, s, None))
                 return code.loop(whole, length, LANES, sums, lambda t, s: terms(t, s, mask))
 
-            sums = code.loop(_int(0), pieces, 1, [_ZERO] * (rows * wide), piece)
+            sums = code.loop(int64(0), pieces, 1, [_ZERO] * (rows * wide), piece)
             for j in range(wide):
                 totals = code.totals(sums[j::wide])
-                with builder.if_then(builder.icmp_signed("<=", _int(j), last)):
+                with builder.if_then(builder.icmp_signed("<=", int64(j), last)):
                     for i in range(rows):
-                        place = code.at(out, builder.add(builder.mul(_int(i), out_stride), _int(j)))
+                        place = code.at(
+                            out,
+                            builder.add(builder.mul(int64(i), out_stride), int64(j)),
+                        )
                         total = builder.extract_element(totals, ir.Constant(_i32, i))
                         builder.store(builder.fadd(builder.load(place), total), place)
 
@@ -143,16 +146,16 @@ def _move(typing, source, at, target, to, count):
 
     def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
         _, at, _, to, count = values
-        code = _Code(builder)
+        code = Code(builder)
         source, target = (code.data(context, kinds, values, k) for k in (0, 2))
         source, target = code.at(source, at), code.at(target, to)
-        whole = builder.and_(count, _int(-LANES))
+        whole = builder.and_(count, int64(-LANES))
 
         def part(t: Any, mask: Any) -> list[Any]:
             code.store(code.load(code.at(source, t), mask), code.at(target, t), mask)
             return []
 
-        code.loop(_int(0), whole, LANES, [], lambda t, _: part(t, None))
+        code.loop(int64(0), whole, LANES, [], lambda t, _: part(t, None))
         rest = code.first(builder.sub(count, whole))
         code.loop(whole, count, LANES, [], lambda t, _: part(t, rest))
         return context.get_dummy_value()
@@ -160,13 +163,102 @@ def _move(typing, source, at, target, to, count):
     return signature, generate
 
 
+def _take_second(typing, source, at, target, to, count):
+    """``target[to:][:count] = source[at:][::2]``."""
+    signature = types.void(source, types.int64, target, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+        _, at, _, to, count = values
+        code = Code(builder)
+        source, target = (code.data(context, kinds, values, k) for k in (0, 2))
+        even = ir.Constant(_lanes, list(range(0, 2 * LANES, 2)))
+        # Before the last part, the number behind what is taken is there to be read.
+        whole = builder.and_(builder.sub(count, int64(1)), int64(-LANES))
+        left = builder.sub(count, whole)
+        seen = builder.sub(builder.add(left, left), int64(1))
+        masks = [code.first(builder.sub(seen, int64(k))) for k in (0, LANES)]
+
+        def part(t: Any, masks: list[Any], to_store: Any) -> list[Any]:
+            first = code.at(source, builder.add(at, builder.add(t, t)))
+            halves = [
+                code.load(code.at(first, int64(k)), mask)
+                for k, mask in zip((0, LANES), masks, strict=True)
+            ]
+            place = code.at(target, builder.add(to, t))
+            code.store(builder.shuffle_vector(*halves, even), place, to_store)
+            return []
+
+        code.loop(int64(0), whole, LANES, [], lambda t, _: part(t, [None, None], None))
+        code.loop(whole, count, LANES, [], lambda t, _: part(t, masks, code.first(left)))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _put_second(typing, source, at, target, to, count):
+    """``target[to:][: 2 * count : 2] = source[at:][:count]``; nothing between them is touched."""
+    signature = types.void(source, types.int64, target, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+        _, at, _, to, count = values
+        code = Code(builder)
+        source, target = (code.data(context, kinds, values, k) for k in (0, 2))
+        even = ir.Constant(_mask, [k % 2 == 0 for k in range(LANES)])
+        whole = builder.and_(count, int64(-LANES))
+        left = builder.sub(count, whole)
+
+        def part(t: Any, mask: Any, masks: list[Any]) -> list[Any]:
+            x = code.load(code.at(source, builder.add(at, t)), mask)
+            first = code.at(target, builder.add(to, builder.add(t, t)))
+            for k, some in zip((0, LANES), masks, strict=True):
+                twice = ir.Constant(_lanes, [(k + j) // 2 for j in range(LANES)])
+                spread = builder.shuffle_vector(x, x, twice)
+                code.store(spread, code.at(first, int64(k)), some)
+            return []
+
+        both = [code.first(builder.sub(builder.add(left, left), int64(k))) for k in (0, LANES)]
+        both = [builder.and_(mask, even) for mask in both]
+        code.loop(int64(0), whole, LANES, [], lambda t, _: part(t, None, [even, even]))
+        code.loop(whole, count, LANES, [], lambda t, _: part(t, code.first(left), both))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _turn(typing, source, row, target, to_row):
+    """``target = sourceᵀ`` for ``LANES`` rows of ``LANES`` numbers, rows a stride apart."""
+    signature = types.void(source, types.int64, target, types.int64)
+
+    def generate(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+        code = Code(builder)
+        source, target = (code.data(context, kinds, values, k) for k in (0, 2))
+        rows = range(LANES)
+        block = [code.load(code.at(source, builder.mul(int64(r), values[1])), None) for r in rows]
+        for bit in (1 << k for k in range(LANES.bit_length() - 1)):
+            # The number at row r and place c goes where this bit of r and of c are exchanged.
+            upper = ir.Constant(_lanes, [c if not c & bit else LANES + (c ^ bit) for c in rows])
+            lower = ir.Constant(_lanes, [c | bit if not c & bit else LANES + c for c in rows])
+            block = [
+                builder.shuffle_vector(block[r & ~bit], block[r | bit], lower if r & bit else upper)
+                for r in rows
+            ]
+        for r, x in zip(rows, block, strict=True):
+            code.store(x, code.at(target, builder.mul(int64(r), values[3])), None)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 # Numba passes ``typing``, not the caller.
+take_second: Any = intrinsic(_take_second)
+put_second: Any = intrinsic(_put_second)
+turn: Any = intrinsic(_turn)
 move: Any = intrinsic(_move)
 combine_block: Any = intrinsic(_combine_block)
 dots_block: Any = intrinsic(_dots_block)
 
 
-class _Code:
+class Code:
     """Instructions on registers of ``LANES`` numbers."""
 
     def __init__(self, builder: Any) -> None:
@@ -199,14 +291,14 @@ class _Code:
         pointer = self.builder.bitcast(pointer, _vector.as_pointer())
         if mask is None:
             return self.builder.load(pointer, align=4)
-        return self._call("masked.load", ".p0", _vector, pointer, _int(4, _i32), mask, _ZERO)
+        return self._call("masked.load", ".p0", _vector, pointer, int64(4, _i32), mask, _ZERO)
 
     def store(self, x: Any, pointer: Any, mask: Any) -> None:
         pointer = self.builder.bitcast(pointer, _vector.as_pointer())
         if mask is None:
             self.builder.store(x, pointer, align=4)
         else:
-            self._call("masked.store", ".p0", ir.VoidType(), x, pointer, _int(4, _i32), mask)
+            self._call("masked.store", ".p0", ir.VoidType(), x, pointer, int64(4, _i32), mask)
 
     def totals(self, vectors: list[Any]) -> Any:
         """The sum of each of up to ``LANES`` vectors, in the first places of one.
@@ -240,7 +332,7 @@ class _Code:
         t, *now = (builder.phi(value.type) for value in (start, *values))
         builder.cbranch(builder.icmp_signed("<", t, end), inside, after)
         builder.position_at_end(inside)
-        following = [builder.add(t, _int(step)), *body(t, now)]
+        following = [builder.add(t, int64(step)), *body(t, now)]
         for phi, first, then in zip((t, *now), (start, *values), following, strict=True):
             phi.add_incoming(first, before)
             phi.add_incoming(then, builder.block)
@@ -255,12 +347,12 @@ class _Code:
         builder, key = self.builder, lambda case: case[0] + 64 * sum(case[1:])
         index = values[0]
         for value in values[1:]:
-            index = builder.add(index, builder.mul(value, _int(64)))
+            index = builder.add(index, builder.mul(value, int64(64)))
         nowhere, after = (builder.append_basic_block(name) for name in ("none", "chosen"))
         choice, made = builder.switch(index, nowhere), []
         for case in cases:
             block = builder.append_basic_block("case")
-            choice.add_case(_int(key(case)), block)
+            choice.add_case(int64(key(case)), block)
             builder.position_at_end(block)
             made.append((make(case), builder.block))
             builder.branch(after)
@@ -282,5 +374,6 @@ class _Code:
         return self.builder.call(function, arguments)
 
 
-def _int(value: int, kind: Any = _i64) -> Any:
+def int64(value: int, kind: Any = _i64) -> Any:
+    """A constant."""
     return ir.Constant(kind, value)

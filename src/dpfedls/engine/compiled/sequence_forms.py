@@ -9,6 +9,7 @@ from torch import nn
 
 from dpfedls.engine.compiled import attention, sequences
 from dpfedls.engine.compiled import gru as gru_code
+from dpfedls.engine.compiled import lstm as lstm_code
 from dpfedls.engine.compiled.before import Before
 from dpfedls.engine.compiled.program import Row
 from dpfedls.engine.positions import LastPosition, PositionEmbedding
@@ -29,7 +30,7 @@ def embedding(layer: nn.Embedding, before: Before) -> list[Row]:
 
 def lstm(layer: LSTM, before: Before) -> list[Row]:
     """One row per layer of it."""
-    return _recurrent(layer, before, (sequences.lstm, sequences.lstm_backward), gates=4)
+    return _recurrent(layer, before, (lstm_code.lstm, lstm_code.lstm_backward), gates=4)
 
 
 def gru(layer: GRU, before: Before) -> list[Row]:
@@ -66,8 +67,10 @@ def _recurrent(
                 count,
                 (wide, hidden, positions),
                 kept=6 * hidden * positions,
-                scratch=all_gates * (wide + hidden + max(wide, hidden)) + 2 * before.batch * hidden,
-                starts=max(all_gates, wide, positions * before.batch),
+                # Weights as columns, rounded up to whole blocks, or as their gradient; a batch.
+                scratch=(all_gates + lstm_code.PANEL) * (wide + hidden + max(wide, hidden) + 1)
+                + before.batch * (wide + 3 * hidden + 1),
+                starts=max(all_gates, wide + hidden + 1, positions * before.batch),
             )
         )
         place, wide = place + count, hidden
