@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
-from dpfedls import InputError
+from dpfedls import AdaptiveClipping, InputError
 from dpfedls.auto.choices import plan_for
-from dpfedls.auto.planner import ENOUGH, ROUNDS, candidates, choose_plan, people_needed
+from dpfedls.auto.planner import (
+    ENOUGH,
+    ROUNDS,
+    candidates,
+    choose_plan,
+    little_noise,
+    people_needed,
+)
 
 
 def test_rows_keep_the_promise_and_come_in_the_order_of_their_cost():
@@ -48,6 +56,18 @@ def test_little_noise_calls_for_rounds_and_not_for_more_people(people, epsilon):
     assert row.plan.rounds == max(ROUNDS)
     limited = choose_plan(candidates(people, epsilon, rounds_at_most=100))
     assert limited.plan.rounds == 100
+
+
+def test_little_noise_clips_fewer_updates_for_the_same_promise():
+    """Whose only image is recognised sends next to nothing: the median falls, the norm with it."""
+    for people, epsilon, quantile in ((500, 1.0, 0.5), (5000, 8.0, 0.8)):
+        plan, why = plan_for(people, epsilon)
+        assert little_noise(plan) == (quantile > 0.5)
+        assert plan.clipping.quantile == quantile
+        median = replace(plan, clip_norm=AdaptiveClipping())
+        assert plan.noise_stddev(0.3) == median.noise_stddev(0.3)
+        assert plan.round_event == median.round_event
+        assert ("80%" in why["plan.clip_norm"]) == (quantile > 0.5)
 
 
 def test_limits_are_kept_and_the_least_waste_is_taken_where_none_is_enough():

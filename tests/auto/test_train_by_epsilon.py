@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import dpfedls
+from dpfedls.auto.choices import rates_for
+from dpfedls.people.losses import cross_entropy
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.train import asked
 from dpfedls.stepping import NoiseRate, noise_gathered
@@ -70,6 +72,28 @@ def test_a_falling_rate_starts_at_twice_a_constant_one():
         assert recipe.server_rate.at_most == most
         recipe, _, _ = asked(**given, schedule=schedule, loss=lambda o, t: (o[:, 0] - t).square())
         assert recipe.server_rate == most
+
+
+def test_with_little_noise_the_rate_may_be_larger_but_for_a_loss_of_ones_own():
+    """People of one sample disagree: with 10,000 of them a rate of 2 hardly moves the model."""
+    samples = torch.randn(9, 12, generator=RNG), torch.zeros(9, dtype=torch.long)
+    for noise, linear, constant in ((1.0, 20.0, 1.0), (50.0, 2.0, 1.0)):
+        plan = dpfedls.PrivacyPlan(
+            sampler=dpfedls.PoissonSampling(rate=0.1),
+            num_clients=10_000,
+            rounds=400,
+            clip_norm=dpfedls.AdaptiveClipping(),
+            noise_multiplier=noise,
+        )
+        for schedule, most in (("linear", linear), ("constant", constant)):
+            known = plan, schedule, nn.Linear(12, 3)
+            chosen = rates_for(*known, cross_entropy, samples=samples, public=True)
+            assert isinstance(chosen.server, NoiseRate)
+            assert chosen.server.at_most == most
+            assert f"at most {most:g}" in chosen.why["server_rate"]
+            own = rates_for(*known, squared, samples=samples, public=True).server
+            assert isinstance(own, float)
+            assert own <= 2.0
 
 
 def test_a_linear_model_in_much_noise_gets_a_constant_rate_and_an_average():

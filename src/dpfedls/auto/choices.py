@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from torch import nn
 
 from dpfedls.auto.planner import (
@@ -13,6 +14,7 @@ from dpfedls.auto.planner import (
     ROUNDS,
     candidates,
     choose_plan,
+    little_noise,
     people_needed,
 )
 from dpfedls.auto.rate import IN_CLIP_NORMS, LEARNING_RATE, made_up, rates_on
@@ -21,6 +23,7 @@ from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input
+from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 
@@ -28,6 +31,10 @@ from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 # falls and falls; at 0.5 steps that overshoot still end on the sphere, and it grows.
 LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE, retry_step=0.3)
 SMOOTHING = AdaptiveSmoothing()
+
+# Where there is little noise. With one sample a person most updates shrink to nothing once they are
+# recognised, and the median with them; people disagree, so their mean is a thirtieth of the norm.
+CLIP_LESS, MOST_RATE_FOR_MANY = 0.8, 20.0
 
 MUCH_NOISE = 1.0
 """What a weight gathers at server rate 1, in clip norms, above which no round is worth less."""
@@ -39,7 +46,6 @@ WHY = {
     "denoiser": "smoothing along each axis of a tensor, as strong as its neighbours are seen to be "
     "alike in what was released; elsewhere none",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",
-    "plan.clip_norm": "follows the median length of the updates; 1 % more noise pays for it",
 }
 
 
@@ -56,7 +62,10 @@ def plan_for(
             f"{num_clients} people at ε = {epsilon:g} leave more noise than signal; a useful model "
             f"needs {many} people, or a larger ε: give plan=… to train all the same"
         )
-    plan = row.plan
+    plan, norm = row.plan, "the median length of the updates"
+    if little_noise(plan):
+        plan = replace(plan, clip_norm=AdaptiveClipping(quantile=CLIP_LESS))
+        norm = f"a length that {CLIP_LESS:.0%} of the updates do not reach: there is little noise"
     over = f"{100 * (row.waste - 1):.0f} % above the least possible at this ε"
     if row.waste > ENOUGH and row.enough:
         over = "so little that less would not be noticed"
@@ -66,6 +75,7 @@ def plan_for(
         f"plan whose noise is low enough, {over}; a person trains {each:.3g} times on average",
         "plan.delta": f"{plan.target_delta:.3g}"
         + (f" = {num_clients}^-1.1" if delta is None else ", as given"),
+        "plan.clip_norm": f"follows {norm}; 1 % more noise pays for it",
     }
 
 
@@ -129,6 +139,7 @@ def rates_for(
         server: ServerRate = min(most, IN_CLIP_NORMS / gathered) if gathered else most
         said = f"every weight gathers noise of {IN_CLIP_NORMS:g} clip norms in the whole run"
     else:
+        most = MOST_RATE_FOR_MANY if most > 1 and little_noise(plan) else most
         server = NoiseRate(noise=rates.noise, at_most=most)
         said = f"every weight gathers noise of {rates.noise:.2g}, what the model bears on {source}"
     return Fitted(

@@ -3,8 +3,8 @@
 A run's noise is measured against what it moves: z ÷ (rate · √rounds), the noise that is left in a
 person's whole contribution. No plan goes below that of one release of everybody's at the same
 (ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
-clients work. With many people there is so little noise that the server rate is at its limit anyway:
-then rounds are short and not noise, so the plan is the cheapest with the most rounds.
+clients work. With many people there is little noise: then rounds are short and not noise, so the
+plan is the cheapest with the most rounds.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ class Row(NamedTuple):
     @property
     def enough(self) -> bool:
         """Whether neither less noise nor, where there is little, more rounds would help much."""
-        little = MOST_RATE * noise_gathered("linear", self.plan, 1.0) <= USUAL
-        return self.most_rounds if little else self.waste <= ENOUGH
+        return self.most_rounds if little_noise(self.plan) else self.waste <= ENOUGH
+
+
+def little_noise(plan: PrivacyPlan) -> bool:
+    """Whether a server rate of ``MOST_RATE`` gathers less noise than models bear."""
+    return MOST_RATE * noise_gathered("linear", plan, 1.0) <= USUAL
 
 
 def candidates(
