@@ -22,7 +22,7 @@ def plan(noise: float = 3.0, rounds: int = 7) -> PrivacyPlan:
     )
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear"])
+@pytest.mark.parametrize("schedule", ["constant", "root", "linear"])
 def test_the_noise_that_a_weight_gathers_is_the_one_asked_for_whatever_the_norm_does(schedule):
     promised, norms = plan(), [1.0, 30.0, 0.02, 5.0, 5.0, 0.1, 2.0]
     rate = NoiseRate(noise=0.05, at_most=1e9)
@@ -32,6 +32,12 @@ def test_the_noise_that_a_weight_gathers_is_the_one_asked_for_whatever_the_norm_
         for s, c in zip(steps, norms, strict=True)
     ]
     assert math.sqrt(sum(x * x for x in each)) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("schedule", "power"), [("constant", 0), ("root", 0.5), ("linear", 1)])
+def test_a_schedule_is_a_power_of_the_rounds_that_are_left(schedule, power):
+    steps = [step_length(0.3, schedule, plan(), 1.0, t) for t in range(7)]
+    assert steps == pytest.approx([0.3 * ((7 - t) / 7) ** power for t in range(7)])
 
 
 def test_little_noise_does_not_lengthen_a_step_beyond_the_limit():

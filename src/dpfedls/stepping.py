@@ -9,7 +9,7 @@ from dpfedls.component import Component, check_types
 from dpfedls.errors import require_finite
 from dpfedls.privacy.plan import PrivacyPlan
 
-Schedule: TypeAlias = Literal["constant", "linear"]  # linear: falling towards zero
+Schedule: TypeAlias = Literal["constant", "root", "linear"]  # 1, √(1 − t/T) and 1 − t/T
 
 
 class NoiseRate(Component, frozen=True, tag="noise"):
@@ -34,11 +34,11 @@ def step_length(
     if isinstance(rate, NoiseRate):
         gathered = noise_gathered(schedule, plan, clip_norm)
         rate = min(rate.at_most, rate.noise / gathered) if gathered > 0 else rate.at_most
-    return rate * (1 - t / plan.rounds) if schedule == "linear" else rate
+    return rate * (1 - t / plan.rounds) ** {"constant": 0, "root": 0.5, "linear": 1}[schedule]
 
 
 def noise_gathered(schedule: Schedule, plan: PrivacyPlan, clip_norm: float) -> float:
     """The noise's standard deviation in a weight after all rounds, at server rate 1."""
-    t = plan.rounds
-    squares = (t + 1) * (2 * t + 1) / (6 * t) if schedule == "linear" else t  # Σ of the schedule's
-    return plan.noise_stddev(clip_norm) / plan.expected_cohort * math.sqrt(squares)
+    t = plan.rounds  # Σ of the schedule's squares:
+    squares = {"constant": t, "root": (t + 1) / 2, "linear": (t + 1) * (2 * t + 1) / (6 * t)}
+    return plan.noise_stddev(clip_norm) / plan.expected_cohort * math.sqrt(squares[schedule])

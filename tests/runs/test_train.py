@@ -121,7 +121,7 @@ def test_epsilon_alone_makes_a_plan_and_says_it():
     ("wrong", "message"),
     [
         ({"mode": "depolyed"}, "mode = 'depolyed' will not do: known: simulation, deployed"),
-        ({"schedule": "cosine"}, "schedule = 'cosine' will not do: known: constant, linear"),
+        ({"schedule": "cosine"}, "schedule = 'cosine' will not do: known: constant, root, linear"),
         ({"server_rate": "atuo"}, "server_rate = 'atuo' is no number"),
         ({"epsilon": "1", "plan": None}, "epsilon must be a number"),
         ({"epsilon": True, "plan": None}, "epsilon must be a number"),

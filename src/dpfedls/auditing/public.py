@@ -65,7 +65,8 @@ def replayed(world: World) -> list[ServerState]:
 def _step(recipe: Recipe, norm: float, t: int) -> float:
     """The server rate of round t."""
     plan, rounds, rate = recipe.plan, recipe.plan.rounds, recipe.server_rate
-    falling = [1 - s / rounds if recipe.schedule == "linear" else 1.0 for s in range(rounds)]
+    power = {"constant": 0.0, "root": 0.5, "linear": 1.0}[recipe.schedule]
+    falling = [(1 - s / rounds) ** power for s in range(rounds)]
     if isinstance(rate, NoiseRate):
         deviation = plan.noise * plan.clipping.contribution(norm) / plan.expected_cohort
         gathered = deviation * sum(share**2 for share in falling) ** 0.5

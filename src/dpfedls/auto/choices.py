@@ -31,6 +31,7 @@ from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 # falls and falls; at 0.5 steps that overshoot still end on the sphere, and it grows.
 LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE, retry_step=0.3)
 SMOOTHING = AdaptiveSmoothing()
+SCHEDULE: Schedule = "linear"
 
 # Where there is little noise. With one sample a person most updates shrink to nothing once they are
 # recognised, and the median with them; people disagree, so their mean is a thirtieth of the norm.
@@ -132,7 +133,7 @@ def rates_for(
     """
     inputs, targets = samples if public else made_up(model, samples)
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
-    most = MOST_RATE if schedule == "linear" else 1.0
+    most = MOST_RATE[schedule]
     source = "the test inputs" if public else "random inputs of unit scale"
     if rates.noise is None:
         gathered = noise_gathered(schedule, plan, 1.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dpfedls.auto.choices import LOCAL, SMOOTHING, WHY, plan_for
+from dpfedls.auto.choices import LOCAL, SCHEDULE, SMOOTHING, WHY, plan_for
 from dpfedls.errors import InputError
 from dpfedls.tasks.task import usual_people
 
@@ -36,7 +36,7 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
         "local": msgspec.to_builtins(LOCAL),
         "denoiser": msgspec.to_builtins(SMOOTHING),
         "server_rate": "auto",
-        "schedule": "linear",
+        "schedule": SCHEDULE,
         **values,
         "plan": msgspec.to_builtins(chosen) | plan,
         "chosen": {key: line for key, line in (why | WHY).items() if key not in given},

@@ -73,7 +73,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     denoiser: NamedDenoiser | list[NamedDenoiser] = msgspec.field(default_factory=Identity)
     calibrate: Calibration | None = None
     server_rate: ServerRate | Literal["auto"] = 1.0  # η_g; "auto": by the noise the model bears
-    schedule: Schedule = "constant"  # of the server rate; "linear" falls to zero
+    schedule: Schedule = "constant"  # of the server rate; √(1 − t/T) or 1 − t/T: falls to zero
     averaging: float = 0.0
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # whose budget this run shares with others

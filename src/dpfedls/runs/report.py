@@ -120,14 +120,16 @@ def _facts(place: str, recipe: Recipe, notes: dict[str, Any]) -> dict[str, str]:
 
 
 def _server_rate(recipe: Recipe) -> str:
-    rate, falling = recipe.server_rate, ", falling linearly to zero"
+    rate = recipe.server_rate
+    falls = {"root": ", falling to zero as the root of the rounds left"}
+    falls |= {"linear": ", falling linearly to zero"}
     said = (
         f"such that a weight gathers noise of {rate.noise:g} in the whole run, at most "
         f"{rate.at_most:g}"
         if isinstance(rate, NoiseRate)
         else str(rate)
     )
-    return said + falling * (recipe.schedule == "linear")
+    return said + falls.get(recipe.schedule, "")
 
 
 def _chosen(recipe: Recipe) -> str:

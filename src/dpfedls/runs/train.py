@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from dpfedls.auto.choices import LOCAL, SMOOTHING, WHY, plan_for
+from dpfedls.auto.choices import LOCAL, SCHEDULE, SMOOTHING, WHY, plan_for
 from dpfedls.denoisers import AnyDenoiser
 from dpfedls.denoising import AnyCallable, Chain, Identity
 from dpfedls.errors import InputError
@@ -174,7 +174,7 @@ class _Usual(NamedTuple):
 
 
 _BY_PLAN = _Usual(LocalSGD(epochs=5, batch_size=10), Identity(), "constant", 1.0)
-_BY_EPSILON = _Usual(LOCAL, SMOOTHING, "linear", "auto")
+_BY_EPSILON = _Usual(LOCAL, SMOOTHING, SCHEDULE, "auto")
 
 
 def _promise(
