@@ -191,7 +191,7 @@ def steps() -> dict[str, Any]:
     """One image a person and a linear model: ε alone, with other local training and clipping."""
 
     def given(count: int, rate: float, quantile: float) -> Any:
-        local = {"steps": count, "batch_size": 10, "learning_rate": rate}
+        local = {"steps": count, "learning_rate": rate, "retry_step": None}
         plan = {"clip_norm": {"kind": "adaptive", "quantile": quantile}}
         return lambda e: dealt_out(60_000, e, "mnist_all_linear", plan=plan, local=local)
 

@@ -32,12 +32,16 @@ SMOOTHING = AdaptiveSmoothing()
 MUCH_NOISE = 1.0
 """What a weight gathers at server rate 1, in clip norms, above which no round is worth less."""
 
+OPEN = "to be chosen when the model is known"
 WHY = {
-    "local": "25 steps of 10 samples: as much work for everybody, whatever a person has; shorter "
-    "trainings learn less from as much noise, longer ones hardly more; whose first step is too "
-    "long for the clip norm, and does not pay, trains again with shorter ones",
-    "denoiser": "smoothing along each axis of a tensor, as strong as its neighbours are seen to be "
-    "alike in what was released; elsewhere none",
+    "local.steps": "25: as much work for everybody, whatever a person has; shorter trainings learn "
+    "less from as much noise, longer ones hardly more",
+    "local.batch_size": "10: the size with which the other choices were measured",
+    "local.learning_rate": OPEN,
+    "local.retry_step": "a client whose first step is too long for the clip norm, and whose loss "
+    "does not halve, trains again with shorter steps",
+    "denoiser": "smoothing along each axis of a tensor, with a strength estimated from past "
+    "releases; none where neighbours are not similar",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",
     "plan.clip_norm": "follows the median length of the updates; 1 % more noise pays for it",
 }

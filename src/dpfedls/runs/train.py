@@ -156,7 +156,7 @@ def asked(
         denoiser=_named(denoiser),
         schedule=schedule or usual.schedule,
         server_rate=usual.server_rate if server_rate is None else server_rate,
-        chosen={key: line for key, line in why.items() if given.get(key) is None},
+        chosen={key: line for key, line in why.items() if given.get(key.partition(".")[0]) is None},
         **settings,
     )
     held = None if test is None else as_samples(test, "test")
