@@ -88,8 +88,45 @@ def test_a_denoiser_may_say_from_where_clients_start():
             seen.append(float(memory["count"]))
             return params + 1.0
 
-    assert not torch.equal(weights(train(denoiser=Ahead()).model), weights(train().model))
+    alone = weights(train(denoiser=Ahead()).model)
+    assert not torch.equal(alone, weights(train().model))
     assert seen == [0, 1, 2, 3, 4, 5]
+    chained = weights(train(denoiser=dpfedls.chain(dpfedls.Identity(), Ahead())).model)
+    assert torch.equal(alone, chained)
+
+
+def test_a_denoiser_may_answer_and_remember_in_other_precisions(tmp_path):
+    class Other(Remember):
+        def start(self, layout):
+            return {"count": 0, "mean": torch.zeros(layout.dim, dtype=torch.bfloat16)}
+
+        def __call__(self, release, memory):
+            mean = memory["mean"].bfloat16()
+            return release.value.double(), {"count": memory["count"] + 1, "mean": mean}
+
+    plain = weights(train().model)
+    assert torch.equal(weights(train(denoiser=lambda r: r.value.double().numpy()).model), plain)
+    with pytest.raises(KeyboardInterrupt):
+        train(denoiser=Other(), folder=tmp_path / "r", watch=[stop_after(3)])
+    assert torch.equal(weights(train(denoiser=Other(), folder=tmp_path / "r").model), plain)
+    kept = load_file(tmp_path / "r" / "checkpoint" / "state.safetensors")
+    assert int(kept["memory.count"]) == 6
+
+
+def test_a_denoiser_that_fails_does_so_before_a_folder_is_made(tmp_path):
+    class Text(Remember):
+        def start(self, layout):
+            return {"count": "none"}
+
+    for denoiser, why in (
+        (lambda release: 1 / 0, "fails on a release of zeros .ZeroDivisionError"),
+        (lambda release: release.value[1:], "it must return a tensor of that shape"),
+        (Text(), "a denoiser's memory is a dict of tensors, got"),
+        (dpfedls.chain(Momentum(), lambda release: "no"), "it must return a tensor"),
+    ):
+        with pytest.raises(InputError, match=why):
+            train(denoiser=denoiser, folder=tmp_path / "r")
+        assert not (tmp_path / "r").exists()
 
 
 def test_another_model_promise_or_denoiser_does_not_go_on_with_a_run(tmp_path):

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from dpfedls.auditing.bounds import gdp_epsilon
-from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
+from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_ahead
 from dpfedls.errors import InputError
 from dpfedls.gaussian import Release
 from dpfedls.local_sgd import LocalUpdate
@@ -80,6 +80,9 @@ class Summing:
         value = release.value.double()
         self.total[:] = [self.total[0] + value if self.total else value]
         return denoise(self.inner, release, memory)
+
+    def ahead(self, params: Vector, memory: Memory) -> Vector:
+        return look_ahead(self.inner, params, memory)
 
 
 def audit_canaries(

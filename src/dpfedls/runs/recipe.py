@@ -22,7 +22,8 @@ from dpfedls.denoisers import (
     Momentum,
     SoftThreshold,
 )
-from dpfedls.denoising import AnyCallable, Identity, chain
+from dpfedls.denoisers.chain import chain
+from dpfedls.denoising import AnyCallable, Identity
 from dpfedls.errors import (
     InputError,
     require_finite,

@@ -14,10 +14,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dpfedls.denoising import AnyCallable, Chain
+from dpfedls.denoisers.chain import Chain
+from dpfedls.denoising import AnyCallable, denoise
 from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.gaussian import Release
 from dpfedls.metrics import evaluate
-from dpfedls.parameters import Layout
+from dpfedls.parameters import Layout, Vector
 from dpfedls.privacy.account import Entry
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
@@ -129,23 +131,43 @@ class Run:
         return ledger
 
 
-def server_for(recipe: Recipe, layout: Layout, denoiser: AnyCallable) -> Server:
-    """The server that a recipe asks for, with a ledger in memory until a folder lends its own."""
+def server_for(recipe: Recipe, model: nn.Module, denoiser: AnyCallable) -> Server:
+    """The server that a recipe asks for, with a ledger in memory until a folder lends its own.
+
+    Its denoiser is tried: one that fails, fails before a round is paid for.
+    """
     if recipe.server_rate == "auto":
         raise InputError(
             'server_rate = "auto" is chosen by the simulator, which has model and samples at hand; '
             "give a number, or run the recipe once with dpfedls run and take its recipe.toml"
         )
     ledger = MemoryLedger(recipe.plan, recipe.budget)
-    return Server(
+    server = Server(
         recipe.plan,
         denoiser,
-        layout,
+        Layout.of(model),
         ledger,
         rate=recipe.server_rate,
         averaging=recipe.averaging,
         schedule=recipe.schedule,
     )
+    _try_denoiser(server, server.layout.read(model))
+    return server
+
+
+def _try_denoiser(server: Server, params: Vector) -> None:
+    """Denoise zeros, which an empty cohort without noise would release."""
+    try:
+        state = server.start(params)
+        zeros = Release(torch.zeros_like(params), 1.0, server.layout, clip_norm=state.clip_norm)
+        denoise(server.denoiser, zeros, state.memory)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"denoiser = {own.name_of(server.denoiser)} fails on a release of zeros "
+            f"({type(error).__name__}: {error}); nothing was trained"
+        ) from error
 
 
 def open_run(

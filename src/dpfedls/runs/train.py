@@ -12,7 +12,8 @@ from torch import nn
 
 from dpfedls.auto.choices import LOCAL, SMOOTHING, WHY, plan_for
 from dpfedls.denoisers import AnyDenoiser
-from dpfedls.denoising import AnyCallable, Chain, Identity
+from dpfedls.denoisers.chain import Chain
+from dpfedls.denoising import AnyCallable, Identity
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.metrics import Metrics
