@@ -18,6 +18,7 @@ from dpfedls import InputError
 from dpfedls.commands.deploy import app
 from dpfedls.flower.app import FILES, find_app, read_app_recipe, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
+from dpfedls.flower.local import _settings
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.verify import read_statement
 
@@ -54,6 +55,10 @@ def test_settings_survive_odd_paths(tmp_path):
     write_app(folder, recipes.read("demo"), {"run-folder": str(folder), "wait-for-nodes": 2})
     values = tomllib.loads((folder / "pyproject.toml").read_text())
     assert values["tool"]["flwr"]["app"]["config"]["run-folder"] == str(folder)
+
+
+def test_an_own_app_keeps_its_own_patience(tmp_path):
+    assert set(_settings(tmp_path, 4)) == {"run-folder", "wait-for-nodes"}
 
 
 def test_keys_are_readable_by_their_owner_alone(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,6 +213,65 @@ def test_loggers_and_progress_see_every_round(tmp_path, capsys):
     assert "round 6/6" in capsys.readouterr().err
 
 
+def test_a_csv_file_has_all_metrics_and_the_rounds_before_a_crash(tmp_path):
+    def logged():
+        return list(csv.DictReader((tmp_path / "log.csv").open()))
+
+    given = {"folder": tmp_path / "r", "evaluate_every": 3}
+    with pytest.raises(KeyboardInterrupt):
+        train(**given, watch=[dpfedls.CsvLogger(tmp_path / "log.csv"), stop_after(4)])
+    assert [row["round"] for row in logged()] == ["1", "2", "3", "4"]
+    result = train(**given, watch=[dpfedls.CsvLogger(tmp_path / "log.csv")])
+    assert [row["round"] for row in logged()] == ["1", "2", "3", "4", "5", "6"]
+    assert [bool(row["accuracy"]) for row in logged()] == [False, False, True] * 2
+    assert float(logged()[-1]["loss"]) == pytest.approx(result.loss)
+
+
+def test_deployed_loggers_are_told_no_time(tmp_path, monkeypatch):
+    """Stand-ins for both packages, which are not installed here; the clock is theirs if asked."""
+    stamps = {}
+
+    class Writer:
+        def __init__(self, folder): ...
+        def close(self): ...
+        def add_scalar(self, name, value, step, walltime):
+            stamps["tensorboard", step] = walltime
+
+        def log_metric(self, run, name, value, timestamp, step):
+            stamps["mlflow", step] = timestamp
+
+    board, flow = ModuleType("board"), ModuleType("flow")
+    vars(board)["SummaryWriter"] = Writer
+    vars(flow).update(MlflowClient=lambda: Writer(""), active_run=lambda: None)
+    vars(flow)["start_run"] = lambda: SimpleNamespace(info=SimpleNamespace(run_id="x"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setitem(sys.modules, "mlflow", flow)
+    for mode, stamp in (("simulation", lambda t: None), ("deployed", lambda t: t)):
+        watch = [dpfedls.TensorBoardLogger(tmp_path / "b"), dpfedls.MlflowLogger()]
+        train(mode=mode, folder=tmp_path / mode, watch=watch)
+        for name in ("tensorboard", "mlflow"):
+            assert [stamps[name, t] for t in range(1, 7)] == [stamp(t) for t in range(1, 7)]
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = plan(
+        sampler=dpfedls.PoissonSampling(rate=np.float64(0.25)),
+        num_clients=np.int64(32),
+        rounds=np.int32(2),
+        clip_norm=np.float32(0.5),
+    )
+    assert given == plan(
+        sampler=dpfedls.PoissonSampling(rate=0.25), num_clients=32, rounds=2, clip_norm=0.5
+    )
+    assert type(given.sampler.rate) is float
+    assert type(given.num_clients) is int
+    assert dpfedls.LocalSGD(steps=np.int64(3), learning_rate=np.float64(0.1)).steps == 3
+    again = train(seed=np.int64(5), server_rate=np.float64(0.5))
+    assert again.recipe == train(seed=5, server_rate=0.5).recipe
+    with pytest.raises(InputError, match=r"rounds = 2\.5"):
+        plan(rounds=np.float64(2.5))
+
+
 @pytest.mark.parametrize("logger", [dpfedls.TensorBoardLogger, dpfedls.MlflowLogger])
 def test_a_logger_whose_package_is_missing_says_what_to_install(logger, tmp_path, monkeypatch):
     for name in ("tensorboard", "torch.utils.tensorboard", "mlflow"):
@@ -296,7 +357,12 @@ def test_an_own_task_runs_resumes_with_trust_and_is_named(tmp_path, monkeypatch,
     assert (code, err.count("\n")) == (2, 1)
     assert "must return dpfedls.Task" in err
     assert not (tmp_path / "x").exists()
-    for name, words in (("./no.py:make", "is not there"), ("no_such.module:make", "cannot be imp")):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    for name, words in (
+        ("./no.py:make", "is not there"),
+        ("no_such.module:make", "cannot be imp"),
+        ("broken:make", "fails when loaded (Zero"),
+    ):
         code, _, err = command("run", "mine.toml", "--set", f"task={name}", "--out", "x")
         assert (code, words in err) == (2, True)
 

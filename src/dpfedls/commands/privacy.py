@@ -148,7 +148,7 @@ def rounds(
 ) -> None:
     """How many rounds stay within ε."""
     from dpfedls.privacy.accountants import epsilon as epsilon_of
-    from dpfedls.privacy.accountants import rounds_for
+    from dpfedls.privacy.accountants import rounds_for, usual_delta
     from dpfedls.privacy.event import RoundEvent
 
     event = RoundEvent(
@@ -156,7 +156,7 @@ def rounds(
         num_clients=clients,
         noise_multiplier=noise_multiplier,
     )
-    at = delta if delta is not None else clients**-1.1
+    at = delta if delta is not None else usual_delta(clients)
     found = rounds_for(epsilon, event=event, delta=at, accountant=accountant.value)
     if not found:
         one = epsilon_of([(event, 1)], at, accountant.value)

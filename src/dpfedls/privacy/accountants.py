@@ -121,6 +121,13 @@ def rounds_for(
     )
 
 
+def usual_delta(num_clients: int) -> float:
+    """δ where none is given."""
+    if num_clients == 1:
+        raise InputError("delta must be given for a population of one, where 1 ** -1.1 is 1")
+    return num_clients**-1.1
+
+
 def check_delta(delta: float) -> None:
     """Refuse a δ that is not a probability strictly between 0 and 1, or too small for a float."""
     if not SMALLEST_DELTA <= delta < 1:

@@ -129,7 +129,8 @@ def tune(trials: Sequence[Trial], most_seeds: int, goal: Goal, tell: Tell) -> di
         alive = alive[: max(2, math.ceil(len(alive) / 2))]
         seeds = min(2 * seeds, most_seeds)
     if alive[0].failed:
-        raise InputError(f"all trials failed; the first one: {trials[0].failed[0]}")
+        first = next(trial for trial in trials if trial.failed)
+        raise InputError(f"all trials that were left failed; the first one: {first.failed[0]}")
     best = alive[0]
     return {
         "best": best.plain(),
