@@ -43,6 +43,13 @@ def test_init_writes_an_app_that_flower_accepts(tmp_path):
     assert recipe.plan.noise_multiplier is not None
 
 
+def test_init_says_that_rates_suit_the_recipes_own_model(tmp_path):
+    done = init(tmp_path / "f", "--recipe", "automatic", "--json")
+    assert done.exit_code == 0, done.output
+    assert "were chosen for the model of 'automatic'" in done.stderr
+    assert "were chosen" not in init(tmp_path / "g", "--recipe", "synthetic").stderr
+
+
 def test_init_touches_no_folder_that_is_in_use(tmp_path):
     (tmp_path / "mine.txt").write_text("dear")
     with pytest.raises(InputError, match="already holds files"):

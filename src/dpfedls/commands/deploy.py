@@ -50,8 +50,17 @@ def init(
     from dpfedls.runs import recipe as recipes
 
     settings = list(set_ or [])
-    chosen = deployed(recipes.read(recipe, settings), settings)
-    chosen = _with_rates(on_nodes(chosen, reveal_cohorts=reveal_cohorts))
+    asked = on_nodes(
+        deployed(recipes.read(recipe, settings), settings), reveal_cohorts=reveal_cohorts
+    )
+    chosen = _with_rates(asked)
+    if chosen != asked:
+        print(
+            "dpfedls: server_rate and local.learning_rate were chosen for the model of "
+            f"{recipe!r}; with another model give them yourself in recipe.toml, or take them from "
+            "the recipe.toml of a run that dpfedls.train made with that model",
+            file=sys.stderr,
+        )
     config = {"run-folder": "runs/federation", "wait-for-nodes": 4, "round-timeout": 600.0}
     config["roster"] = ""
     write_app(folder, chosen, config)

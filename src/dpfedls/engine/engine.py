@@ -30,7 +30,7 @@ class Engine:
     reason: str  # why this one, and what prevented a faster one
     update: LocalUpdate
     data: People
-    block_size: int  # how many clients train at once: bounds memory and changes nothing else
+    block_size: int  # how many clients train at once: bounds memory; a GPU may round otherwise
     ranks: Ranks | Alone = ALONE  # who else trains a part of each cohort
 
     def clipped_total(
@@ -64,7 +64,8 @@ class Engine:
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{len(block)} clients do not fit into the device's memory at once; "
-                f"set block_size below {self.block_size}, it changes nothing but memory and time"
+                f"set block_size below {self.block_size}: less memory, more time, the same results "
+                "up to rounding"
             ) from error
         except Exception as error:
             raise InputError(
