@@ -37,7 +37,7 @@ def check_types(value: msgspec.Struct, where: str) -> None:
             ours = " | ".join(f"{k.__name__}(…)" for k in kinds if hasattr(k, "__struct_fields__"))
             other = str(error).partition(" - at")[0].replace("object", ours)  # msgspec's name
             what = "known: " + ", ".join(words) if words else other
-            raise InputError(f"{where}{field.name} = {found!r} will not do: {what}") from error
+            raise InputError(f"{where}{field.name} = {found!r} is not valid: {what}") from error
 
 
 _fields = functools.cache(msgspec.structs.fields)  # it evaluates annotations, which takes a while

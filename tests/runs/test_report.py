@@ -152,7 +152,7 @@ def test_a_statement_that_does_not_hold_is_not_shown(folders, tmp_path, damage):
     (copy / "privacy.json").write_bytes(damage)
     compare([copy], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
-    assert "copy is not to be relied on" in page
+    assert "copy failed verification" in page
     assert "Privacy statement<" not in page
 
 

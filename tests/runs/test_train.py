@@ -159,8 +159,8 @@ def test_epsilon_alone_makes_a_plan_and_says_it():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mode": "depolyed"}, "mode = 'depolyed' will not do: known: simulation, deployed"),
-        ({"schedule": "cosine"}, "schedule = 'cosine' will not do: known: constant, linear"),
+        ({"mode": "depolyed"}, "mode = 'depolyed' is not valid: known: simulation, deployed"),
+        ({"schedule": "cosine"}, "schedule = 'cosine' is not valid: known: constant, linear"),
         ({"server_rate": "atuo"}, "server_rate = 'atuo' is no number"),
         ({"epsilon": "1", "plan": None}, "epsilon must be a number"),
         ({"epsilon": True, "plan": None}, "epsilon must be a number"),

@@ -95,7 +95,8 @@ def course_for(plan: PrivacyPlan, model: nn.Module) -> Course | None:
         "constant",
         max(0.0, 1 - 10 / plan.rounds),
         {
-            "schedule": "for a linear model in much noise: all rounds are worth the same",
+            "schedule": "linear model and high noise: a constant rate gives every round the same "
+            "weight",
             "averaging": "over about the last tenth of the rounds: some of their noise cancels",
         },
     )
@@ -118,7 +119,7 @@ def rates_for(
     samples: Samples,
     public: bool,
 ) -> Fitted:
-    """Server and learning rate, by the model's answers to inputs that are nobody's.
+    """Server and learning rate, by the model's answers to public or random inputs.
 
     ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
     Where the outputs have units of their own, noise is measured in clip norms, which follow them,
@@ -134,13 +135,16 @@ def rates_for(
         said = f"every weight gathers noise of {IN_CLIP_NORMS:g} clip norms in the whole run"
     else:
         server = NoiseRate(noise=rates.noise, at_most=most)
-        said = f"every weight gathers noise of {rates.noise:.2g}, what the model bears on {source}"
+        said = (
+            f"every weight gathers noise of {rates.noise:.2g}, the most that the model tolerates "
+            f"on {source}"
+        )
     return Fitted(
         server,
         rates.learning,
         {
             "server_rate": f"so large that {said}; but at most {most:g}",
-            "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
-            "the clip norm follows their length",
+            "local.learning_rate": f"{rates.learning:g}: steps that the model tolerates on {source}"
+            "; the clip norm follows their length",
         },
     )

@@ -75,7 +75,7 @@ def local(
     set_: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The run folder; that of an interrupted run is gone on with."),
+        typer.Option(help="The run folder; give an interrupted run's folder to resume it."),
     ] = None,
     reveal_cohorts: Reveal = False,
     json: Json = False,

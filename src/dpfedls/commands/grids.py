@@ -130,7 +130,9 @@ def _tuned(result: dict[str, Any]) -> Iterator[str]:
 
 def _check_seeds(seeds: int) -> None:
     if seeds < 1:
-        raise InputError(f"--seeds must be at least 1, got {seeds}; 3 tell luck from a difference")
+        raise InputError(
+            f"--seeds must be at least 1, got {seeds}; use 3 or more to see the spread"
+        )
 
 
 @contextmanager

@@ -226,8 +226,8 @@ def _plans(values: dict[str, Any]) -> str:
     ]
     notes = [
         f"Poisson sampling, ε = {values['epsilon']:g} at δ = {values['delta']:.3g}. waste: noise "
-        "against one release of everybody's, which no plan goes below; trainings: of all people "
-        "together. Chosen is the cheapest that wastes little, or whose noise nobody notices."
+        "relative to a single release with everybody, the lowest possible; trainings: of all "
+        "people together. Chosen: the cheapest plan with low waste, or with negligible noise."
     ]
     if values["people_needed"] > values["clients"]:
         notes.append(f"A useful model needs about {values['people_needed']} people at this ε.")
@@ -242,7 +242,7 @@ def statement(run: RunFolder, json: Json = False) -> None:
     from dpfedls.runs.verify import verify as verify_run
 
     for problem in (problems := verify_run(run)["problems"]):
-        print(f"dpfedls: not to be relied on: {one_line(problem)}", file=sys.stderr)
+        print(f"dpfedls: failed verification: {one_line(problem)}", file=sys.stderr)
     if problems:  # nobody should be able to sign what does not hold
         raise typer.Exit(1)
     values = read_statement(run)

@@ -148,7 +148,7 @@ def _outcome(folder: Path, federation: Federation) -> Outcome:
     if len(rounds) < recipe.plan.rounds:
         exhausted = BudgetExhausted(
             f"privacy budget exhausted: ε = {found['spent_epsilon']:.4g} was spent, and "
-            f"{len(rounds)} of {recipe.plan.rounds} rounds were released; the last model stands"
+            f"{len(rounds)} of {recipe.plan.rounds} rounds were released; the last model is valid"
         )
     return Outcome(folder, recipe, exhausted)
 

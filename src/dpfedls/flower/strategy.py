@@ -213,7 +213,7 @@ class DPFedLS(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing is asked, unless un-noised metrics were wanted in as many words."""
+        """Nothing is asked, unless un-noised metrics were switched on explicitly."""
         if not self.unprotected_client_metrics:
             return []
         content = RecordDict({"model": pack(self.run.state.average, self.server.layout)})

@@ -68,7 +68,7 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
     """For each cell one finished run a seed, in folders named by what they hold.
 
     Guarantees: equal runs, of this item or another one, are made once; a finished folder is not
-    touched, a half-finished one is gone on with; one that fails does not stop the others.
+    touched, a half-finished one is resumed; one that fails does not stop the others.
     """
     wanted = [[_job(cell, seed, options) for seed in range(options.seeds)] for cell in cells]
     jobs = {job.folder: job for row in wanted for job in row}

@@ -66,7 +66,7 @@ def sweep(
 ) -> dict[str, Any]:
     """Make the runs that are not in ``out`` yet; rows, CSV file and a page that compares them.
 
-    Guarantees: a finished run is not touched, a half-finished one is gone on with; one that fails
+    Guarantees: a finished run is not touched, a half-finished one is resumed; one that fails
     does not stop the others.
     """
     require_folder(out)

@@ -156,7 +156,8 @@ def price(trials: Sequence[Trial], repetitions: float) -> dict[str, Any]:
         "how": (
             f"draw a secret number from the Poisson distribution with mean {repetitions:g}; so "
             "often draw one of the settings at random and train it with fresh noise; release "
-            "only the model that is best on samples that are nobody's, and not how many there were"
+            "only the model that is best on public samples, from none of these people, and not how "
+            "many there were"
         ),
     }
 
