@@ -85,8 +85,8 @@ def tune(
 
     Example: dpfedls tune demo --grid server_rate=0.3,1 --grid denoiser.strength=0,1,3
     """
+    from dpfedls.privacy.durable import write_whole
     from dpfedls.runs import tune as tuning
-    from dpfedls.runs.checkpoint import write_whole
 
     _check_seeds(seeds)
     if price is not None:

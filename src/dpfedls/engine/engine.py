@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dpfedls.clipping import Bound, clipped_sum
-from dpfedls.engine.ranks import ALONE, Alone, Ranks
+from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.engine.threads import one_torch_thread
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalUpdate
@@ -31,7 +31,7 @@ class Engine:
     update: LocalUpdate
     data: People
     block_size: int  # how many clients train at once: bounds memory; a GPU may round otherwise
-    ranks: Ranks | Alone = ALONE  # who else trains a part of each cohort
+    ranks: Workers = ALONE  # who else trains a part of each cohort
 
     def clipped_total(
         self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound

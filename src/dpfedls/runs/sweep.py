@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dpfedls.errors import InputError
-from dpfedls.runs.checkpoint import write_whole
+from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.compare import compare
 from dpfedls.runs.curves import plain_text
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds, require_folder
