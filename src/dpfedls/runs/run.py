@@ -6,6 +6,7 @@ it the function that makes a round.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -156,10 +157,20 @@ def server_for(recipe: Recipe, model: nn.Module, denoiser: AnyCallable) -> Serve
 
 
 def _try_denoiser(server: Server, params: Vector) -> None:
-    """Denoise zeros, which an empty cohort without noise would release."""
+    """Denoise zeros, which an empty cohort without noise would release.
+
+    By a copy: a person's own denoiser may count its calls, say. One that cannot be copied is not
+    tried.
+    """
+    try:
+        server = replace(server, denoiser=copy.deepcopy(server.denoiser))
+    except Exception:
+        return
     try:
         state = server.start(params)
-        zeros = Release(torch.zeros_like(params), 1.0, server.layout, clip_norm=state.clip_norm)
+        norm, cohort = state.clip_norm, server.plan.expected_cohort
+        deviation = server.plan.noise_stddev(norm) / cohort
+        zeros = Release(torch.zeros_like(params), deviation, server.layout, clip_norm=norm)
         denoise(server.denoiser, zeros, state.memory)
     except InputError:
         raise
