@@ -70,7 +70,6 @@ def run(recipe: recipes.Recipe, seed: int, device: str, precision: Any) -> dict[
     recipe = replace(recipe.resolved(), seed=seed, device=device)
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(seed))
     recipe = fitted(recipe, task)
-    # Given with the recipe it would take the other local settings out of our hands.
     recipe = replace(recipe, local=replace(recipe.local, precision=precision))
     start = time.perf_counter()
     result = simulate(recipe, task, built(recipe.denoiser), None)

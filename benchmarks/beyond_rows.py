@@ -193,7 +193,7 @@ def steps() -> dict[str, Any]:
     shared = {"server_rate": rate, "schedule": "linear"}
 
     def given(count: int, rate: float, quantile: float) -> Any:
-        local = {"steps": count, "batch_size": 10, "learning_rate": rate}
+        local = {"steps": count, "learning_rate": rate, "retry_step": None}
         plan = {"clip_norm": {"kind": "adaptive", "quantile": quantile}}
         return lambda e: dealt_out(60_000, e, "mnist_all_linear", plan, local=local, **shared)
 

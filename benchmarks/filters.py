@@ -29,7 +29,8 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from dpfedls import AdaptiveSmoothing, Identity, Momentum
-from dpfedls.denoising import AnyCallable, Memory, chain
+from dpfedls.denoisers.chain import chain
+from dpfedls.denoising import AnyCallable, Memory
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Vector
 from dpfedls.randomness import SeededStreams

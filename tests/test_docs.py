@@ -76,5 +76,4 @@ def test_every_page_is_on_the_site_and_every_link_leads_somewhere():
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if not target.startswith(("http", "#", "mailto:")):
                 place = (page.parent / target.partition("#")[0]).resolve()
-                there = place.exists() or place == ROOT / "docs" / "tutorial.md"
-                assert there, (page.name, target)
+                assert place.exists(), (page.name, target)

@@ -21,6 +21,13 @@ def test_streams_are_functions_of_seed_purpose_and_round():
     assert len({same, *others}) == 4
 
 
+def test_a_purpose_that_is_none_is_refused_by_name():
+    with pytest.raises(
+        InputError, match="unknown purpose of a random stream 'data'; known: sampling, sh"
+    ):
+        SeededStreams(0).generator("data")
+
+
 def test_seeded_noise_repeats_and_its_nonce_says_so():
     noise = [SeededStreams(1).noise(2)(50, torch.device("cpu")) for _ in range(2)]
     assert torch.equal(*noise)

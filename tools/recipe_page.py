@@ -29,7 +29,7 @@ one run, and the run folder keeps the complete recipe as `recipe.toml`. An unkno
 with the one that was probably meant.
 
 Two lines are enough: `task`, and `calibrate = { epsilon = 2.0 }`. What is left out of `plan`,
-`local`, `denoiser`, `server_rate` and `schedule` is then chosen ([choosing a
+`local`, `denoiser`, `server_rate` and `schedule` is then chosen, key by key ([choosing a
 plan](choosing-a-plan.md)), and `chosen` in the run folder's recipe says why. With a `plan.sampler`
 nothing is chosen, and the defaults below hold. This recipe says everything itself:
 
@@ -152,6 +152,8 @@ def kind(hint: Any) -> str:
         return ", ".join(f'`"{choice}"`' for choice in choices)
     if str(hint).startswith("list"):
         return "list of tables"
+    if str(hint).startswith("dict"):
+        return "table"
     names = {str: "text", int: "whole number", float: "number", bool: "true or false"}
     if hint in names:
         return names[hint]

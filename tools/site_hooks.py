@@ -25,7 +25,7 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A link out of docs/ becomes the path in the repository, which must be there."""
+    """A link out of docs/ becomes the path in the repository; one to the notebook, its page."""
     here = (ROOT / "docs" / page.file.src_uri).parent
 
     def named(link: re.Match[str]) -> str:
@@ -37,4 +37,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = target.relative_to(ROOT)
         return f"`{path}`" if link[1] in str(path) else f"{link[1]} (`{path}`)"
 
-    return _LINK.sub(named, markdown)
+    return _LINK.sub(named, markdown.replace("](tutorial.ipynb)", "](tutorial.md)"))

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dpfedls.denoisers import Momentum as Momentum
     from dpfedls.denoisers import SoftThreshold as SoftThreshold
     from dpfedls.denoisers import smooth as smooth
+    from dpfedls.denoisers.chain import chain as chain
     from dpfedls.denoising import Identity as Identity
-    from dpfedls.denoising import chain as chain
     from dpfedls.errors import BudgetExhausted as BudgetExhausted
     from dpfedls.errors import InputError as InputError
     from dpfedls.gaussian import Release as Release
@@ -51,7 +51,8 @@ _HOMES = {
         "SoftThreshold",
         "smooth",
     ),
-    "denoising": ("Identity", "chain"),
+    "denoisers.chain": ("chain",),
+    "denoising": ("Identity",),
     "errors": ("BudgetExhausted", "InputError"),
     "gaussian": ("Release",),
     "local_sgd": ("LocalSGD",),

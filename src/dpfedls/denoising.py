@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,13 +16,6 @@ from dpfedls.parameters import Layout, Vector
 
 Memory: TypeAlias = dict[str, Tensor]
 """What a denoiser keeps from one round to the next: named, public, part of every checkpoint."""
-
-
-@runtime_checkable
-class Denoiser(Protocol):
-    """Anything that makes an update direction of a release: ``denoiser(release)``."""
-
-    def __call__(self, release: Release, /) -> Vector: ...
 
 
 @runtime_checkable
@@ -37,7 +30,8 @@ class DenoiserWithMemory(Protocol):
     def __call__(self, release: Release, memory: Memory, /) -> tuple[Vector, Memory]: ...
 
 
-AnyCallable: TypeAlias = Denoiser | DenoiserWithMemory
+AnyCallable: TypeAlias = Callable[[Release], Vector] | DenoiserWithMemory
+"""Anything that makes an update direction of a release: ``denoiser(release)``."""
 
 
 class Identity(Component, frozen=True, tag="identity"):
@@ -47,37 +41,15 @@ class Identity(Component, frozen=True, tag="identity"):
         return release.value
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Denoisers one after another; ``noise_stddev`` stays that of the release itself."""
-
-    steps: tuple[AnyCallable, ...]
-
-    def start(self, layout: Layout) -> Memory:
-        return {
-            f"{k}.{name}": tensor
-            for k, step in enumerate(self.steps)
-            for name, tensor in first_memory(step, layout).items()
-        }
-
-    def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
-        after: Memory = {}
-        for k, step in enumerate(self.steps):
-            own = {n.removeprefix(f"{k}."): t for n, t in memory.items() if n.startswith(f"{k}.")}
-            value, own = denoise(step, release, own)
-            release = replace(release, value=value)
-            after |= {f"{k}.{name}": tensor for name, tensor in own.items()}
-        return release.value, after
-
-
-def chain(*denoisers: AnyCallable) -> Chain:
-    """Smoothing, then momentum: ``chain(LaplacianSmoothing(strength=1.0), Momentum())``."""
-    return Chain(denoisers)
-
-
 def first_memory(denoiser: AnyCallable, layout: Layout) -> Memory:
     """What the denoiser remembers before the first round."""
-    return denoiser.start(layout) if isinstance(denoiser, DenoiserWithMemory) else {}
+    return _kept(denoiser.start(layout)) if isinstance(denoiser, DenoiserWithMemory) else {}
+
+
+def look_ahead(denoiser: AnyCallable, params: Vector, memory: Memory) -> Vector:
+    """The weights from which the next clients start: these, unless the denoiser has others."""
+    ahead = getattr(denoiser, "ahead", None)
+    return params if ahead is None else ahead(params, memory)
 
 
 def denoise(denoiser: AnyCallable, release: Release, memory: Memory) -> tuple[Vector, Memory]:
@@ -90,16 +62,27 @@ def denoise(denoiser: AnyCallable, release: Release, memory: Memory) -> tuple[Ve
                 f"denoiser {denoiser!r} has start(), so it must return (direction, memory), a "
                 f"tensor and a dict of tensors; it returned {type(made).__name__}"
             )
-        direction, memory = made
+        direction, memory = made[0], _kept(made[1])
     else:
         direction = denoiser(release)
+    direction = torch.from_numpy(direction) if isinstance(direction, np.ndarray) else direction
     if not isinstance(direction, Tensor) or direction.shape != release.value.shape:
         found = tuple(direction.shape) if isinstance(direction, Tensor) else type(direction)
         raise InputError(
             f"the denoiser made {found} of a release of shape {tuple(release.value.shape)}; it "
             "must return a tensor of that shape, the direction of the step"
         )
-    return direction, memory
+    return direction.to(release.value), memory  # its precision and device
+
+
+def _kept(memory: dict[str, Any]) -> Memory:
+    """What a denoiser wants to remember as tensors that a checkpoint can keep."""
+    try:
+        tensors = {name: torch.as_tensor(value) for name, value in memory.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"a denoiser's memory is a dict of tensors, got {memory!r}") from error
+    # NumPy, in which checkpoints are written, has no bfloat16.
+    return {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in tensors.items()}
 
 
 def each_tensor(release: Release, denoise: Callable[[Tensor], Tensor]) -> Vector:

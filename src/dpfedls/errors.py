@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Wrong input: the message says what, where, why it matters and how to mend it. Exit code 2."""
+    """Wrong input: the message says what, where, why it matters and how to fix it. Exit code 2."""
 
 
 class BudgetExhausted(RuntimeError):

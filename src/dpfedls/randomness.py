@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from dpfedls.errors import InputError
+from dpfedls.errors import InputError, unknown
 
 Noise: TypeAlias = Callable[[int, torch.device], Float[Tensor, "dim"]]
 """``noise(dim, device)`` draws standard normals in float64, for one release and no other."""
@@ -58,6 +58,9 @@ class SeededStreams:
 
     def generator(self, purpose: str, round_: int = 0) -> np.random.Generator:
         """A NumPy generator for a purpose in a round."""
+        if purpose not in _PURPOSES:
+            known = f"known: {', '.join(_PURPOSES)}"
+            raise unknown("purpose of a random stream", purpose, _PURPOSES, known)
         key = (_PURPOSES.index(purpose), round_)
         sequence = np.random.SeedSequence(self.seed, spawn_key=key)
         return np.random.Generator(np.random.Philox(sequence))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dpfedls.clipping import Bound
-from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
+from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_ahead
 from dpfedls.errors import InputError, require_share
 from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout, Total, Vector
@@ -72,8 +72,7 @@ class Server:
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""
-        ahead = getattr(self.denoiser, "ahead", None)
-        return state.params if ahead is None else ahead(state.params, state.memory)
+        return look_ahead(self.denoiser, state.params, state.memory)
 
     def step(self, state: ServerState) -> float:
         """What the next round's direction is multiplied by."""

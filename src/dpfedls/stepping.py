@@ -13,7 +13,10 @@ Schedule: TypeAlias = Literal["constant", "root", "linear"]  # 1, √(1 − t/T)
 
 
 class NoiseRate(Component, frozen=True, tag="noise"):
-    """The rate at which a run leaves noise of this deviation in a weight; ``at_most`` without."""
+    """A server rate chosen so that the run adds noise of this standard deviation to each weight.
+
+    Without noise it is ``at_most``.
+    """
 
     noise: float  # standard deviation in a weight after the whole run
     at_most: float = 1.0  # the largest server rate

@@ -96,7 +96,7 @@ def test_another_recipes_folder_is_refused(tmp_path):
     given = arguments(folder=tmp_path / "mine")
     dpfedls.train(**given)
     with pytest.raises(InputError, match="another recipe"):
-        dpfedls.audit(**given | {"seed": 7})
+        dpfedls.audit(given.pop("model"), given.pop("clients"), **given | {"seed": 7})
 
 
 @pytest.fixture(scope="module")

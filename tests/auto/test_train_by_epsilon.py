@@ -9,9 +9,12 @@ from torch import nn
 import dpfedls
 from dpfedls.auto.choices import rates_for
 from dpfedls.people.losses import cross_entropy
+from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
+from dpfedls.runs.fitting import fitted
 from dpfedls.runs.train import asked
 from dpfedls.stepping import NoiseRate, noise_gathered
+from dpfedls.tasks.task import make_task
 
 RNG = torch.Generator().manual_seed(0)
 WEIGHTS = torch.randn(12, generator=RNG)
@@ -57,7 +60,7 @@ def test_a_classifier_learns_from_inputs_in_large_units():
     model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
     result = dpfedls.train(model=model, clients=clients, epsilon=4.0)
     assert result.recipe.local.retry_step == 0.3
-    assert "trains again with shorter ones" in result.recipe.chosen["local"]
+    assert "trains again with shorter steps" in result.recipe.chosen["local.retry_step"]
     found = result.model(300 * x[200:].flatten(0, 1)).argmax(dim=1)
     assert float((found == y[200:].flatten()).float().mean()) > 0.8
 
@@ -173,3 +176,47 @@ def test_a_recipe_of_two_lines_is_the_same_thing():
     assert "server_rate" not in given.chosen
     with pytest.raises(dpfedls.InputError, match=r"plan\.num_clients"):
         recipes.decode({**values, "task": "svhn-attack"}, "x", [])
+
+
+def test_the_learning_rate_is_chosen_whatever_else_is_given():
+    """Inputs of 30 units: steps of the usual rate would be a thousand times too long."""
+    clients, (x, y) = people()
+    given = {
+        "model": nn.Linear(12, 1),
+        "clients": [(30 * x, y) for x, y in clients],
+        "test": (30 * x, y),
+        "loss": squared,
+        "epsilon": 4.0,
+    }
+    alone, task, _ = asked(**given)
+    assert alone.local.learning_rate < 1e-3
+    for other in ({"server_rate": 0.5}, {"schedule": "constant"}, {"server_rate": 1.0, "seed": 2}):
+        recipe, _, _ = asked(**given | other)
+        assert recipe.local == alone.local
+        assert recipe.server_rate == other.get("server_rate", recipe.server_rate)
+        assert ("server_rate" in recipe.chosen) == ("server_rate" not in other)
+    recipe, _, _ = asked(**given | {"server_rate": 0.5, "epsilon": 0.5})
+    assert (recipe.schedule, recipe.averaging) == ("constant", 0.9)
+    assert fitted(recipe, task) is recipe  # a resumed run finds nothing left to choose
+
+
+def test_each_key_of_a_recipe_that_is_left_out_is_chosen():
+    def read(*settings: str) -> recipes.Recipe:
+        return recipes.read("automatic", list(settings)).resolved()
+
+    usual = read().local
+    fewer = read("local.batch_size=20", "server_rate=1.0")
+    assert fewer.local == recipes.msgspec.structs.replace(usual, batch_size=20)
+    assert {"local.steps", "local.retry_step", "local.learning_rate"} < set(fewer.chosen)
+    assert "local.batch_size" not in fewer.chosen
+    task = make_task(fewer.task, 400, SeededStreams(0))
+    assert fitted(fewer, task).chosen["local.learning_rate"].startswith("0.05: steps")
+    epochs = read("local.epochs=2", "local.learning_rate=0.3")
+    assert (epochs.local.epochs, epochs.local.steps, epochs.local.retry_step) == (2, None, 0.3)
+    assert not {"local.steps", "local.learning_rate"} & set(epochs.chosen)
+    assert fitted(epochs, task).local.learning_rate == 0.3
+    rdp = read("calibrate.accountant=rdp").plan
+    assert rdp.noise > read().plan.noise
+    assert rdp.epsilon("rdp") == pytest.approx(1.0, rel=2e-3)
+    with pytest.raises(dpfedls.InputError, match="local"):
+        read("local=3")

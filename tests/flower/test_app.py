@@ -18,6 +18,7 @@ from dpfedls import InputError
 from dpfedls.commands.deploy import app
 from dpfedls.flower.app import FILES, find_app, read_app_recipe, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
+from dpfedls.flower.local import _settings
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.verify import read_statement
 
@@ -42,6 +43,13 @@ def test_init_writes_an_app_that_flower_accepts(tmp_path):
     assert recipe.plan.noise_multiplier is not None
 
 
+def test_init_says_that_rates_suit_the_recipes_own_model(tmp_path):
+    done = init(tmp_path / "f", "--recipe", "automatic", "--json")
+    assert done.exit_code == 0, done.output
+    assert "were chosen for the model of 'automatic'" in done.stderr
+    assert "were chosen" not in init(tmp_path / "g", "--recipe", "synthetic").stderr
+
+
 def test_init_touches_no_folder_that_is_in_use(tmp_path):
     (tmp_path / "mine.txt").write_text("dear")
     with pytest.raises(InputError, match="already holds files"):
@@ -54,6 +62,10 @@ def test_settings_survive_odd_paths(tmp_path):
     write_app(folder, recipes.read("demo"), {"run-folder": str(folder), "wait-for-nodes": 2})
     values = tomllib.loads((folder / "pyproject.toml").read_text())
     assert values["tool"]["flwr"]["app"]["config"]["run-folder"] == str(folder)
+
+
+def test_an_own_app_keeps_its_own_patience(tmp_path):
+    assert set(_settings(tmp_path, 4)) == {"run-folder", "wait-for-nodes"}
 
 
 def test_keys_are_readable_by_their_owner_alone(tmp_path):

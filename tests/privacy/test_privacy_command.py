@@ -35,6 +35,12 @@ def test_no_round_at_all_is_no_answer() -> None:
     assert CliRunner().invoke(app, [*words.split(), "8"]).exit_code == 0
 
 
+def test_one_person_alone_has_no_usual_delta() -> None:
+    words = "rounds --sampling poisson --clients 1 --rate 1 --noise-multiplier 5 --epsilon 8"
+    assert "delta must be given for a population of one" in refusal(*words.split())
+    assert CliRunner().invoke(app, [*words.split(), "--delta", "1e-5"]).exit_code == 0
+
+
 def plan(delta: float, noise: float = 1.0) -> PrivacyPlan:
     return PrivacyPlan(
         sampler=PoissonSampling(rate=0.1),

@@ -108,6 +108,13 @@ def test_a_bound_that_is_not_there_is_said_in_words(changes, groups):
         assert ("ε = ∞" in page) == (changes["noise_multiplier"] == 0)
 
 
+@pytest.mark.parametrize("delta", [1e-295, 1e-300])
+def test_a_delta_that_a_plan_accepts_can_be_stated(delta):
+    facts = statement(plan(delta=delta, noise_multiplier=50.0), mode="simulation")
+    assert facts["delta"] == delta
+    assert math.isfinite(facts["epsilon"])
+
+
 def test_a_run_without_clipping_can_be_read_back():
     facts = plain(statement(plan(clip_norm=math.inf, noise_multiplier=0), mode="simulation"))
     assert "clipped to ∞" in text(facts)

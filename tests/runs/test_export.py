@@ -41,6 +41,6 @@ def test_what_cannot_be_relied_on_is_not_handed_on(run, tmp_path):
         export(run.folder, run.folder)
     log = run.folder / "rounds.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"accuracy":0.', b'"accuracy":1.'))
-    with pytest.raises(InputError, match="not to be relied on"):
+    with pytest.raises(InputError, match="failed verification"):
         export(run.folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

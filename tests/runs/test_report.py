@@ -140,7 +140,7 @@ def test_two_folders_of_one_name_are_both_shown(folders, tmp_path):
     compare([folders[0], other], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     assert str(other) in page
-    assert "is not finished" in page
+    assert "has not finished, so it has no privacy statement" in page
     with pytest.raises(InputError, match="is not a run folder"):
         compare([tmp_path], tmp_path / "no.html")
 
@@ -152,7 +152,7 @@ def test_a_statement_that_does_not_hold_is_not_shown(folders, tmp_path, damage):
     (copy / "privacy.json").write_bytes(damage)
     compare([copy], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
-    assert "copy is not to be relied on" in page
+    assert "copy failed verification" in page
     assert "Privacy statement<" not in page
 
 

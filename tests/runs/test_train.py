@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,8 +90,45 @@ def test_a_denoiser_may_say_from_where_clients_start():
             seen.append(float(memory["count"]))
             return params + 1.0
 
-    assert not torch.equal(weights(train(denoiser=Ahead()).model), weights(train().model))
+    alone = weights(train(denoiser=Ahead()).model)
+    assert not torch.equal(alone, weights(train().model))
     assert seen == [0, 1, 2, 3, 4, 5]
+    chained = weights(train(denoiser=dpfedls.chain(dpfedls.Identity(), Ahead())).model)
+    assert torch.equal(alone, chained)
+
+
+def test_a_denoiser_may_answer_and_remember_in_other_precisions(tmp_path):
+    class Other(Remember):
+        def start(self, layout):
+            return {"count": 0, "mean": torch.zeros(layout.dim, dtype=torch.bfloat16)}
+
+        def __call__(self, release, memory):
+            mean = memory["mean"].bfloat16()
+            return release.value.double(), {"count": memory["count"] + 1, "mean": mean}
+
+    plain = weights(train().model)
+    assert torch.equal(weights(train(denoiser=lambda r: r.value.double().numpy()).model), plain)
+    with pytest.raises(KeyboardInterrupt):
+        train(denoiser=Other(), folder=tmp_path / "r", watch=[stop_after(3)])
+    assert torch.equal(weights(train(denoiser=Other(), folder=tmp_path / "r").model), plain)
+    kept = load_file(tmp_path / "r" / "checkpoint" / "state.safetensors")
+    assert int(kept["memory.count"]) == 6
+
+
+def test_a_denoiser_that_fails_does_so_before_a_folder_is_made(tmp_path):
+    class Text(Remember):
+        def start(self, layout):
+            return {"count": "none"}
+
+    for denoiser, why in (
+        (lambda release: 1 / 0, "fails on a release of zeros .ZeroDivisionError"),
+        (lambda release: release.value[1:], "it must return a tensor of that shape"),
+        (Text(), "a denoiser's memory is a dict of tensors, got"),
+        (dpfedls.chain(Momentum(), lambda release: "no"), "it must return a tensor"),
+    ):
+        with pytest.raises(InputError, match=why):
+            train(denoiser=denoiser, folder=tmp_path / "r")
+        assert not (tmp_path / "r").exists()
 
 
 def test_another_model_promise_or_denoiser_does_not_go_on_with_a_run(tmp_path):
@@ -120,8 +159,8 @@ def test_epsilon_alone_makes_a_plan_and_says_it():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mode": "depolyed"}, "mode = 'depolyed' will not do: known: simulation, deployed"),
-        ({"schedule": "cosine"}, "schedule = 'cosine' will not do: known: constant, root, linear"),
+        ({"mode": "depolyed"}, "mode = 'depolyed' is not valid: known: simulation, deployed"),
+        ({"schedule": "cosine"}, "schedule = 'cosine' is not valid: known: constant, root, linear"),
         ({"server_rate": "atuo"}, "server_rate = 'atuo' is no number"),
         ({"epsilon": "1", "plan": None}, "epsilon must be a number"),
         ({"epsilon": True, "plan": None}, "epsilon must be a number"),
@@ -172,6 +211,65 @@ def test_loggers_and_progress_see_every_round(tmp_path, capsys):
     )
     assert float(rows[-1]["accuracy"]) == pytest.approx(seen[-1].accuracy)
     assert "round 6/6" in capsys.readouterr().err
+
+
+def test_a_csv_file_has_all_metrics_and_the_rounds_before_a_crash(tmp_path):
+    def logged():
+        return list(csv.DictReader((tmp_path / "log.csv").open()))
+
+    given = {"folder": tmp_path / "r", "evaluate_every": 3}
+    with pytest.raises(KeyboardInterrupt):
+        train(**given, watch=[dpfedls.CsvLogger(tmp_path / "log.csv"), stop_after(4)])
+    assert [row["round"] for row in logged()] == ["1", "2", "3", "4"]
+    result = train(**given, watch=[dpfedls.CsvLogger(tmp_path / "log.csv")])
+    assert [row["round"] for row in logged()] == ["1", "2", "3", "4", "5", "6"]
+    assert [bool(row["accuracy"]) for row in logged()] == [False, False, True] * 2
+    assert float(logged()[-1]["loss"]) == pytest.approx(result.loss)
+
+
+def test_deployed_loggers_are_told_no_time(tmp_path, monkeypatch):
+    """Stand-ins for both packages, which are not installed here; the clock is theirs if asked."""
+    stamps = {}
+
+    class Writer:
+        def __init__(self, folder): ...
+        def close(self): ...
+        def add_scalar(self, name, value, step, walltime):
+            stamps["tensorboard", step] = walltime
+
+        def log_metric(self, run, name, value, timestamp, step):
+            stamps["mlflow", step] = timestamp
+
+    board, flow = ModuleType("board"), ModuleType("flow")
+    vars(board)["SummaryWriter"] = Writer
+    vars(flow).update(MlflowClient=lambda: Writer(""), active_run=lambda: None)
+    vars(flow)["start_run"] = lambda: SimpleNamespace(info=SimpleNamespace(run_id="x"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setitem(sys.modules, "mlflow", flow)
+    for mode, stamp in (("simulation", lambda t: None), ("deployed", lambda t: t)):
+        watch = [dpfedls.TensorBoardLogger(tmp_path / "b"), dpfedls.MlflowLogger()]
+        train(mode=mode, folder=tmp_path / mode, watch=watch)
+        for name in ("tensorboard", "mlflow"):
+            assert [stamps[name, t] for t in range(1, 7)] == [stamp(t) for t in range(1, 7)]
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = plan(
+        sampler=dpfedls.PoissonSampling(rate=np.float64(0.25)),
+        num_clients=np.int64(32),
+        rounds=np.int32(2),
+        clip_norm=np.float32(0.5),
+    )
+    assert given == plan(
+        sampler=dpfedls.PoissonSampling(rate=0.25), num_clients=32, rounds=2, clip_norm=0.5
+    )
+    assert type(given.sampler.rate) is float
+    assert type(given.num_clients) is int
+    assert dpfedls.LocalSGD(steps=np.int64(3), learning_rate=np.float64(0.1)).steps == 3
+    again = train(seed=np.int64(5), server_rate=np.float64(0.5))
+    assert again.recipe == train(seed=5, server_rate=0.5).recipe
+    with pytest.raises(InputError, match=r"rounds = 2\.5"):
+        plan(rounds=np.float64(2.5))
 
 
 @pytest.mark.parametrize("logger", [dpfedls.TensorBoardLogger, dpfedls.MlflowLogger])
@@ -259,7 +357,12 @@ def test_an_own_task_runs_resumes_with_trust_and_is_named(tmp_path, monkeypatch,
     assert (code, err.count("\n")) == (2, 1)
     assert "must return dpfedls.Task" in err
     assert not (tmp_path / "x").exists()
-    for name, words in (("./no.py:make", "is not there"), ("no_such.module:make", "cannot be imp")):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    for name, words in (
+        ("./no.py:make", "is not there"),
+        ("no_such.module:make", "cannot be imp"),
+        ("broken:make", "fails when loaded (Zero"),
+    ):
         code, _, err = command("run", "mine.toml", "--set", f"task={name}", "--out", "x")
         assert (code, words in err) == (2, True)
 

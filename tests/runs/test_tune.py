@@ -74,8 +74,10 @@ def test_a_metric_that_is_not_there_and_trials_that_all_fail(monkeypatch):
     trials = pretend(monkeypatch, lambda norm, k: {"loss": 1.0})
     with pytest.raises(InputError, match="no metric 'mae' to choose by; it has: loss"):
         tune.tune(trials, 2, tune.Goal("mae"), quiet)
-    with pytest.raises(InputError, match="all trials failed; the first one: seed: it fails"):
-        tune.tune(pretend(monkeypatch, lambda norm, k: None), 2, tune.Goal(), quiet)
+    for metrics in (lambda norm, k: None, lambda norm, k: None if k else {"accuracy": norm}):
+        trials = pretend(monkeypatch, metrics)  # all at once; or the better ones with more seeds
+        with pytest.raises(InputError, match="failed; the first one: seed: it fails"):
+            tune.tune(trials, 2, tune.Goal(), quiet)
 
 
 def test_every_trial_keeps_the_promise_of_the_recipe():

@@ -92,7 +92,7 @@ def test_nothing_is_fetched_into_a_folder_that_somebody_keeps(server, tmp_path, 
 
 
 def test_a_file_that_is_published_nowhere(cache):
-    with pytest.raises(InputError, match=r"published nowhere.*set DPFEDLS_DATA"):
+    with pytest.raises(InputError, match=r"cannot be downloaded.*set DPFEDLS_DATA"):
         data_file("svhn", "svhn_test_first5000_32x32.npz")
 
 

@@ -22,9 +22,9 @@ def largest_deviation(noise: np.ndarray, confidence: float) -> float:
     return math.sqrt(total / float(stats.chi2.ppf(1 - confidence, noise.size)))
 
 
-def scale_error_found(count: int, false_alarms: float, power: float = 0.99) -> float:
-    """The relative error of a standard deviation that ``count`` normals reveal with ``power``."""
-    reach = stats.norm.isf(false_alarms / 2) + stats.norm.isf(1 - power)
+def scale_error_found(count: int, false_alarms: float) -> float:
+    """The relative error of a standard deviation that ``count`` normals reveal with 99 %."""
+    reach = stats.norm.isf(false_alarms / 2) + stats.norm.isf(1 - 0.99)
     return float(reach) / math.sqrt(2 * count)
 
 

@@ -9,7 +9,6 @@ about people who are no worse than these: usually far less than the worst case t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -19,7 +18,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from dpfedls.auditing.bounds import gdp_epsilon
-from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
+from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_ahead
 from dpfedls.errors import InputError
 from dpfedls.gaussian import Release
 from dpfedls.local_sgd import LocalUpdate
@@ -81,13 +80,15 @@ class Summing:
         self.total[:] = [self.total[0] + value if self.total else value]
         return denoise(self.inner, release, memory)
 
+    def ahead(self, params: Vector, memory: Memory) -> Vector:
+        return look_ahead(self.inner, params, memory)
+
 
 def audit_canaries(
     simulation: Simulation,
     state: ServerState,
     canaries: int,
     seed: int = 0,
-    watch: Callable[[int], None] = lambda _: None,
 ) -> list[CanaryAudit]:
     """Run the simulation with canaries in the place of its first clients; one run is enough.
 
@@ -102,9 +103,9 @@ def audit_canaries(
     engine = replace(engine, update=WithCanaries(engine.update, directions))
     releases = Summing(simulation.server.denoiser)
     server = replace(simulation.server, denoiser=releases)
-    end = state
-    for end in replace(simulation, engine=engine, server=server).run(state):
-        watch(end.round)
+    watched, end = replace(simulation, engine=engine, server=server), state
+    while end.round < plan.rounds:
+        end = watched.run_round(end)
     ways = {
         "all releases": releases.total[0],
         "the final model": (end.params - state.params).double(),
@@ -136,15 +137,13 @@ def cosines(directions: Updates, moved: Vector) -> np.ndarray:
     return (directions @ moved / torch.linalg.vector_norm(moved).clamp(min=1e-300)).cpu().numpy()
 
 
-def judge_cosines(
-    found: np.ndarray, dim: int, delta: float, confidence: float = CONFIDENCE, seen: str = ""
-) -> CanaryAudit:
+def judge_cosines(found: np.ndarray, dim: int, delta: float, seen: str = "") -> CanaryAudit:
     """A normal fit of the cosines against N(0, 1/d), the law of a direction that nobody sent.
 
     μ is the mean in units of the larger of the two deviations. Its lower limit takes Student's t
-    for the mean and χ² for the deviation, each failing with half of 1 − confidence.
+    for the mean and χ² for the deviation, each failing with half of 1 − ``CONFIDENCE``.
     """
-    fails, free = (1 - confidence) / 2, len(found) - 1
+    fails, free = (1 - CONFIDENCE) / 2, len(found) - 1
     mean, spread, null = float(found.mean()), float(found.std(ddof=1)), 1 / math.sqrt(dim)
     least = mean - float(stats.t.ppf(1 - fails, free)) * spread / math.sqrt(len(found))
     widest = max(null, spread * math.sqrt(free / float(stats.chi2.ppf(fails, free))))
@@ -159,5 +158,5 @@ def judge_cosines(
         mu_lower=lower,
         epsilon=gdp_epsilon(mu, delta),
         epsilon_lower=gdp_epsilon(lower, delta),
-        confidence=confidence,
+        confidence=CONFIDENCE,
     )

@@ -1,7 +1,7 @@
 """SENSITIVE: how a run's models fare on the people's own samples, round by round.
 
 What is written to diagnostics.jsonl is made from private data without noise. It is for simulation,
-where the data is nobody's secret, and stays apart from rounds.jsonl, which anybody may see.
+where the data is public, and stays apart from rounds.jsonl, which anybody may see.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dpfedls.clipping import Bound
-from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory
+from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_ahead
 from dpfedls.engine import Engine
 from dpfedls.gaussian import Release
 from dpfedls.local_sgd import LocalUpdate
@@ -155,8 +155,6 @@ class ObservedDenoiser:
 
     def __init__(self, inner: AnyCallable, record: Record) -> None:
         self.inner, self.record = inner, record
-        if hasattr(inner, "ahead"):
-            self.ahead = inner.ahead  # pyright: ignore[reportAttributeAccessIssue]
 
     def start(self, layout: Layout) -> Memory:
         return first_memory(self.inner, layout)
@@ -165,6 +163,9 @@ class ObservedDenoiser:
         kept = replace(release, value=release.value.clone())
         self.record[self.record.current].releases.append(kept)
         return denoise(self.inner, release, memory)
+
+    def ahead(self, params: Vector, memory: Memory) -> Vector:
+        return look_ahead(self.inner, params, memory)
 
 
 def as_trained(clients: Indices, round_: int, norm: float, updates: Updates) -> Updates:

@@ -22,11 +22,8 @@ _CPU = torch.device("cpu")
 Draws = NDArray[np.float64]
 
 
-def noise_problems(draws: Draws, sizes: tuple[int, ...] = ()) -> list[str]:
-    """What is wrong with rounds × coordinates that should be independent standard normals.
-
-    ``sizes`` are those of the model's tensors: each is to have noise of its own.
-    """
+def noise_problems(draws: Draws) -> list[str]:
+    """What is wrong with rounds × coordinates that should be independent standard normals."""
     rounds, dim = draws.shape
     flat = draws.reshape(-1)
     tests = {
@@ -46,10 +43,6 @@ def noise_problems(draws: Draws, sizes: tuple[int, ...] = ()) -> list[str]:
         "rounds are correlated": _rounds(draws),
         "low bits of its mantissa are not used": _bits(flat),
     }
-    if sizes:
-        parts = np.split(draws[:, : sum(sizes)], np.cumsum(sizes)[:-1], axis=1)
-        least = min(_chi_square(float((part**2).sum()), part.size) for part in parts)
-        tests["some tensors have another variance"] = min(1.0, len(sizes) * least)
     problems = [text for text, p in tests.items() if not p >= FALSE_ALARMS / len(tests)]
     # Among n doubles one pair is equal with probability n² · 1e-16 or so; signs do not matter.
     same = flat.size - len(np.unique(np.abs(flat)))

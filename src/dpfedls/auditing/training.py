@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from dpfedls.auditing.recipe import TRIALS
 from dpfedls.auditing.recipe import audit as audit_recipe
 from dpfedls.errors import InputError
@@ -17,6 +19,8 @@ from dpfedls.runs.train import asked
 
 
 def audit(
+    model: nn.Module,
+    clients: Any,
     *,
     trials: int = TRIALS,
     canaries: int | None = 0,
@@ -30,7 +34,7 @@ def audit(
     Runs are made in temporary folders and nobody who watches is told. Where ``folder`` holds a run
     already, finished or not, it is looked at too and not touched.
     """
-    recipe, task, denoiser = asked(**training)
+    recipe, task, denoiser = asked(model=model, clients=clients, **training)
     kept = None if folder is None or is_free(Path(folder)) else Path(folder)
     if kept is not None:
         _require_same(read_recipe(kept), recipe.resolved(), kept)

@@ -40,12 +40,16 @@ CLIP_LESS, MOST_RATE_FOR_MANY = 0.8, 20.0
 MUCH_NOISE = 1.0
 """What a weight gathers at server rate 1, in clip norms, above which no round is worth less."""
 
+OPEN = "to be chosen when the model is known"
 WHY = {
-    "local": "25 steps of 10 samples: as much work for everybody, whatever a person has; shorter "
-    "trainings learn less from as much noise, longer ones hardly more; whose first step is too "
-    "long for the clip norm, and does not pay, trains again with shorter ones",
-    "denoiser": "smoothing along each axis of a tensor, as strong as its neighbours are seen to be "
-    "alike in what was released; elsewhere none",
+    "local.steps": "25: as much work for everybody, whatever a person has; shorter trainings learn "
+    "less from as much noise, longer ones hardly more",
+    "local.batch_size": "10: the size with which the other choices were measured",
+    "local.learning_rate": OPEN,
+    "local.retry_step": "a client whose first step is too long for the clip norm, and whose loss "
+    "does not halve, trains again with shorter steps",
+    "denoiser": "smoothing along each axis of a tensor, with a strength estimated from past "
+    "releases; none where neighbours are not similar",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",
 }
 
@@ -102,7 +106,8 @@ def course_for(plan: PrivacyPlan, model: nn.Module) -> Course | None:
         "constant",
         max(0.0, 1 - 10 / plan.rounds),
         {
-            "schedule": "for a linear model in much noise: all rounds are worth the same",
+            "schedule": "linear model and high noise: a constant rate gives every round the same "
+            "weight",
             "averaging": "over about the last tenth of the rounds: some of their noise cancels",
         },
     )
@@ -125,7 +130,7 @@ def rates_for(
     samples: Samples,
     public: bool,
 ) -> Fitted:
-    """Server and learning rate, by the model's answers to inputs that are nobody's.
+    """Server and learning rate, by the model's answers to public or random inputs.
 
     ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
     Where the outputs have units of their own, noise is measured in clip norms, which follow them,
@@ -142,13 +147,16 @@ def rates_for(
     else:
         most = MOST_RATE_FOR_MANY if most > 1 and little_noise(plan) else most
         server = NoiseRate(noise=rates.noise, at_most=most)
-        said = f"every weight gathers noise of {rates.noise:.2g}, what the model bears on {source}"
+        said = (
+            f"every weight gathers noise of {rates.noise:.2g}, the most that the model tolerates "
+            f"on {source}"
+        )
     return Fitted(
         server,
         rates.learning,
         {
             "server_rate": f"so large that {said}; but at most {most:g}",
-            "local.learning_rate": f"{rates.learning:g}: steps that the model bears on {source}; "
-            "the clip norm follows their length",
+            "local.learning_rate": f"{rates.learning:g}: steps that the model tolerates on {source}"
+            "; the clip norm follows their length",
         },
     )

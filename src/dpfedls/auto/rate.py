@@ -1,7 +1,7 @@
 """How much noise a weight may gather: the server rate and the learning rate, from public inputs.
 
 What noise does depends on what it is multiplied with. So the model is asked: with noise of standard
-deviation ρ in every weight, how far do its outputs move? The inputs are nobody's: the test samples,
+deviation ρ in every weight, how far do its outputs move? The inputs are public: the test samples,
 which the server holds anyway, or random ones. docs/results/beyond.md has the measurements.
 """
 

@@ -12,9 +12,9 @@ from dpfedls.tasks.task import usual_people
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:
-    """A recipe that gives ``calibrate.epsilon`` and no sampler, with the rest chosen for it.
+    """A recipe that gives ``calibrate.epsilon`` and no sampler, with every other key chosen for it.
 
-    What the table does say stays.
+    What the table does say stays. Noise is chosen by the recipe itself, with its own accountant.
     """
     calibrate, plan = values.get("calibrate"), values.get("plan", {})
     if not isinstance(calibrate, dict) or "epsilon" not in calibrate or not isinstance(plan, dict):
@@ -31,13 +31,23 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
             "plan.num_clients"
         )
     chosen, why = plan_for(people, calibrate["epsilon"], plan.get("delta"), plan.get("rounds"))
+    made = msgspec.to_builtins(chosen)
+    del made["noise_multiplier"]
+    tables = {"plan": made | plan}
     given = {*values, *(f"plan.{key}" for key in plan)}
+    local = values.get("local", {})
+    if isinstance(local, dict):
+        usual = msgspec.to_builtins(LOCAL)
+        given |= {f"local.{key}" for key in local}
+        if "epochs" in local:  # steps say how long a client trains, too
+            del usual["steps"]
+            given.add("local.steps")
+        tables["local"] = usual | local
     return {
-        "local": msgspec.to_builtins(LOCAL),
         "denoiser": msgspec.to_builtins(SMOOTHING),
         "server_rate": "auto",
         "schedule": SCHEDULE,
         **values,
-        "plan": msgspec.to_builtins(chosen) | plan,
+        **tables,
         "chosen": {key: line for key, line in (why | WHY).items() if key not in given},
     }

@@ -50,8 +50,17 @@ def init(
     from dpfedls.runs import recipe as recipes
 
     settings = list(set_ or [])
-    chosen = deployed(recipes.read(recipe, settings), settings)
-    chosen = _with_rates(on_nodes(chosen, reveal_cohorts=reveal_cohorts))
+    asked = on_nodes(
+        deployed(recipes.read(recipe, settings), settings), reveal_cohorts=reveal_cohorts
+    )
+    chosen = _with_rates(asked)
+    if chosen != asked:
+        print(
+            "dpfedls: server_rate and local.learning_rate were chosen for the model of "
+            f"{recipe!r}; with another model give them yourself in recipe.toml, or take them from "
+            "the recipe.toml of a run that dpfedls.train made with that model",
+            file=sys.stderr,
+        )
     config = {"run-folder": "runs/federation", "wait-for-nodes": 4, "round-timeout": 600.0}
     config["roster"] = ""
     write_app(folder, chosen, config)
@@ -66,7 +75,7 @@ def local(
     set_: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The run folder; that of an interrupted run is gone on with."),
+        typer.Option(help="The run folder; give an interrupted run's folder to resume it."),
     ] = None,
     reveal_cohorts: Reveal = False,
     json: Json = False,
@@ -127,11 +136,12 @@ def node(context: typer.Context) -> None:
 
 def _with_rates(recipe: Recipe) -> Recipe:
     """The recipe with the rates that it leaves to us, which need its model."""
-    if recipe.server_rate != "auto":
-        return recipe
     from dpfedls.randomness import SeededStreams
-    from dpfedls.runs.fitting import fitted
+    from dpfedls.runs.fitting import fitted, is_open
     from dpfedls.tasks.task import make_task
+
+    if not is_open(recipe):
+        return recipe
 
     return fitted(
         recipe, make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))

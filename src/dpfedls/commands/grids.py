@@ -85,8 +85,8 @@ def tune(
 
     Example: dpfedls tune demo --grid server_rate=0.3,1 --grid denoiser.strength=0,1,3
     """
+    from dpfedls.privacy.durable import write_whole
     from dpfedls.runs import tune as tuning
-    from dpfedls.runs.checkpoint import write_whole
 
     _check_seeds(seeds)
     if price is not None:
@@ -130,7 +130,9 @@ def _tuned(result: dict[str, Any]) -> Iterator[str]:
 
 def _check_seeds(seeds: int) -> None:
     if seeds < 1:
-        raise InputError(f"--seeds must be at least 1, got {seeds}; 3 tell luck from a difference")
+        raise InputError(
+            f"--seeds must be at least 1, got {seeds}; use 3 or more to see the spread"
+        )
 
 
 @contextmanager

@@ -109,14 +109,14 @@ def _failing_file(error: OSError) -> tuple[str, int]:
         return f"standard output: {error.strerror}; the answer could not be written", 1
     where = f"{error.filename}: " if error.filename else ""
     if error.errno not in _DISK:
-        return f"{where}{error.strerror or error}; check the path and its rights", 2
+        return f"{where}{error.strerror or error}; check the path and its permissions", 2
     place = Path(error.filename or ".").resolve()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     return (
         f"{where}{error.strerror}; {free} bytes are free there, and what was finished before is "
-        "kept: see to the disk, then go on with the same command, or dpfedls resume",
+        "kept: free some space, then go on with the same command, or dpfedls resume",
         1,
     )
 

@@ -148,7 +148,7 @@ def rounds(
 ) -> None:
     """How many rounds stay within ε."""
     from dpfedls.privacy.accountants import epsilon as epsilon_of
-    from dpfedls.privacy.accountants import rounds_for
+    from dpfedls.privacy.accountants import rounds_for, usual_delta
     from dpfedls.privacy.event import RoundEvent
 
     event = RoundEvent(
@@ -156,7 +156,7 @@ def rounds(
         num_clients=clients,
         noise_multiplier=noise_multiplier,
     )
-    at = delta if delta is not None else clients**-1.1
+    at = delta if delta is not None else usual_delta(clients)
     found = rounds_for(epsilon, event=event, delta=at, accountant=accountant.value)
     if not found:
         one = epsilon_of([(event, 1)], at, accountant.value)
@@ -226,8 +226,8 @@ def _plans(values: dict[str, Any]) -> str:
     ]
     notes = [
         f"Poisson sampling, ε = {values['epsilon']:g} at δ = {values['delta']:.3g}. waste: noise "
-        "against one release of everybody's, which no plan goes below; trainings: of all people "
-        "together. Chosen is the cheapest that wastes little, or whose noise nobody notices."
+        "relative to a single release with everybody, the lowest possible; trainings: of all "
+        "people together. Chosen: the cheapest plan with low waste, or with negligible noise."
     ]
     if values["people_needed"] > values["clients"]:
         notes.append(f"A useful model needs about {values['people_needed']} people at this ε.")
@@ -242,7 +242,7 @@ def statement(run: RunFolder, json: Json = False) -> None:
     from dpfedls.runs.verify import verify as verify_run
 
     for problem in (problems := verify_run(run)["problems"]):
-        print(f"dpfedls: not to be relied on: {one_line(problem)}", file=sys.stderr)
+        print(f"dpfedls: failed verification: {one_line(problem)}", file=sys.stderr)
     if problems:  # nobody should be able to sign what does not hold
         raise typer.Exit(1)
     values = read_statement(run)

@@ -105,6 +105,7 @@ def run(
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     trust: Trust = False,
+    log: Log = None,
     json: Json = False,
 ) -> None:
     """Go on with a run that was stopped, at the round after the last one released."""
@@ -118,7 +119,9 @@ def resume(
             if workers.rank > 0:
                 assist(workers)
                 return
-            finish(go_on(run, watching(read_recipe(run), run), workers, trust=trust), json)
+            recipe = read_recipe(run)
+            watch = [*logging_to(log or [], run), *watching(recipe, run)]
+            finish(go_on(run, watch, workers, trust=trust), json)
     except KeyboardInterrupt as interrupt:
         raise stopped(run) from interrupt
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dpfedls.clipping import Bound, clipped_sum
-from dpfedls.engine.ranks import ALONE, Alone, Ranks
+from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.engine.threads import one_torch_thread
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalUpdate
@@ -30,8 +30,8 @@ class Engine:
     reason: str  # why this one, and what prevented a faster one
     update: LocalUpdate
     data: People
-    block_size: int  # how many clients train at once: bounds memory and changes nothing else
-    ranks: Ranks | Alone = ALONE  # who else trains a part of each cohort
+    block_size: int  # how many clients train at once: bounds memory; a GPU may round otherwise
+    ranks: Workers = ALONE  # who else trains a part of each cohort
 
     def clipped_total(
         self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
@@ -64,7 +64,8 @@ class Engine:
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{len(block)} clients do not fit into the device's memory at once; "
-                f"set block_size below {self.block_size}, it changes nothing but memory and time"
+                f"set block_size below {self.block_size}: less memory, more time, the same results "
+                "up to rounding"
             ) from error
         except Exception as error:
             raise InputError(

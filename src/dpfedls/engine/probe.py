@@ -60,7 +60,7 @@ def probe(update: VmappedUpdate) -> None:
 
 @dataclass(frozen=True)
 class MadeUp:
-    """Two clients of two samples that are nobody's."""
+    """Two clients of two made-up samples."""
 
     features: Tree
     targets: Tree

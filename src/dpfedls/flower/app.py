@@ -88,7 +88,7 @@ def _app_table(folder: Path) -> dict[str, Any] | None:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}; mend that line") from error
+        raise InputError(f"{path} is not valid TOML: {error}; fix that line") from error
     return values.get("tool", {}).get("flwr", {}).get("app")
 
 

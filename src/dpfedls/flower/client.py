@@ -124,7 +124,9 @@ class Node:
             else:
                 trained += 1
         if people and not trained:  # no different from a sum of zero, but somebody hears of it
-            raise InputError("nobody asked for can be trained here; the lines above say why")
+            raise InputError(
+                "none of the requested people can be trained here; the lines above say why"
+            )
         # One person's update is float32 and travels as such; a sum keeps its precision, so that
         # rounding cannot make one person count for more than the clip norm.
         dtype = torch.float32 if len(people) == 1 else torch.float64

@@ -66,23 +66,22 @@ class Outcome:
 
 
 def deploy_local(
-    recipe: Recipe, folder: Path, nodes: int, watch: Watch = lambda _: None, timeout: float = 300
+    recipe: Recipe, folder: Path, nodes: int, watch: Watch = lambda _: None
 ) -> Outcome:
     """Run a recipe on its own data, or the rest of its run, on ``nodes`` SuperNodes."""
     # Whatever is wrong with the task is said before anything starts.
     make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
     with workplace() as place:
         roster = {"roster": str(_deal(recipe.plan.num_clients, nodes, place))}
-        write_app(place / "app", recipe, _settings(folder, nodes, timeout) | roster)
-        return _run_app(place / "app", recipe, folder, nodes, watch, timeout, place)
+        settings = _settings(folder, nodes) | {"round-timeout": 300.0} | roster
+        write_app(place / "app", recipe, settings)
+        return _run_app(place / "app", recipe, folder, nodes, watch, place)
 
 
-def deploy_app(
-    app: Path, folder: Path, nodes: int, watch: Watch = lambda _: None, timeout: float = 300
-) -> Outcome:
+def deploy_app(app: Path, folder: Path, nodes: int, watch: Watch = lambda _: None) -> Outcome:
     """Run an app as it stands, with its own recipe, loader and model, or the rest of its run."""
     with workplace() as place:
-        return _run_app(app, read_app_recipe(app), folder, nodes, watch, timeout, place)
+        return _run_app(app, read_app_recipe(app), folder, nodes, watch, place)
 
 
 def _deal(people: int, nodes: int, place: Path) -> Path:
@@ -93,13 +92,9 @@ def _deal(people: int, nodes: int, place: Path) -> Path:
     return path
 
 
-def _settings(folder: Path, nodes: int, timeout: float) -> dict[str, str | int | float]:
-    """What every app takes from its [tool.flwr.app.config]."""
-    return {
-        "run-folder": str(folder.resolve()),
-        "wait-for-nodes": nodes,
-        "round-timeout": timeout,
-    }
+def _settings(folder: Path, nodes: int) -> dict[str, str | int | float]:
+    """What replaces an app's own [tool.flwr.app.config]: where the run is kept, and by whom."""
+    return {"run-folder": str(folder.resolve()), "wait-for-nodes": nodes}
 
 
 def _run_app(
@@ -108,7 +103,6 @@ def _run_app(
     folder: Path,
     nodes: int,
     watch: Watch,
-    timeout: float,
     place: Path,
 ) -> Outcome:
     require_flower()
@@ -119,7 +113,7 @@ def _run_app(
     is_free(folder)  # a file in its place is said before anything starts
     with Federation(place) as federation:
         federation.start_superlink()
-        settings = _settings(folder, nodes, timeout)
+        settings = _settings(folder, nodes)
         config = [f"{k}={msgspec.json.encode(v).decode()}" for k, v in settings.items()]
         run = federation.run(app.resolve(), *config)  # it waits for its nodes
         federation.start_supernodes(nodes)
@@ -154,7 +148,7 @@ def _outcome(folder: Path, federation: Federation) -> Outcome:
     if len(rounds) < recipe.plan.rounds:
         exhausted = BudgetExhausted(
             f"privacy budget exhausted: ε = {found['spent_epsilon']:.4g} was spent, and "
-            f"{len(rounds)} of {recipe.plan.rounds} rounds were released; the last model stands"
+            f"{len(rounds)} of {recipe.plan.rounds} rounds were released; the last model is valid"
         )
     return Outcome(folder, recipe, exhausted)
 

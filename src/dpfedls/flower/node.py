@@ -5,7 +5,7 @@ data again. This process imports them once and forks the SuperNode, which then l
 others (``--isolation process``); it fetches them and hands them to the worker of their run.
 
     node ──┬── SuperNode    talks to the SuperLink; its end ends the node
-           └── worker       one run's app and data; its end is mended
+           └── worker       one run's app and data; it is replaced when it ends
 
 Both children end with this process, by whatever means it ends.
 """

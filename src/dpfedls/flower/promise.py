@@ -1,4 +1,4 @@
-"""A recipe as nodes run it: what that gives away is asked for in as many words, or refused."""
+"""A recipe as nodes run it: what that gives away is switched on explicitly, or refused."""
 
 from __future__ import annotations
 

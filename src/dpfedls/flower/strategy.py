@@ -35,7 +35,6 @@ from dpfedls.flower.promise import on_nodes
 from dpfedls.flower.replies import Refused, Request, pack, read_metrics, read_update
 from dpfedls.flower.roster import make_roster
 from dpfedls.metrics import Metrics, Samples
-from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import Loss, cross_entropy
@@ -99,7 +98,7 @@ class DPFedLS(Strategy):
         self.streams = streams or _streams(recipe)
         self.wait_for_nodes = wait_for_nodes
         self.unprotected_client_metrics = recipe.nodes.unprotected_client_metrics
-        server = server_for(recipe, Layout.of(model), denoiser or built(recipe.denoiser))
+        server = server_for(recipe, model, denoiser or built(recipe.denoiser))
         nobody = ClientData.nobody(recipe.plan.num_clients)  # people's data is on the nodes
         task = Task(nobody, model, test, loss=loss, metrics=metrics or {}, test_from=test_from)
         engine = "chosen by each node"
@@ -214,7 +213,7 @@ class DPFedLS(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing is asked, unless un-noised metrics were wanted in as many words."""
+        """Nothing is asked, unless un-noised metrics were switched on explicitly."""
         if not self.unprotected_client_metrics:
             return []
         content = RecordDict({"model": pack(self.run.state.average, self.server.layout)})

@@ -85,10 +85,10 @@ def details(summary: str, body: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
-def download(name: str, content: str, kind: str = "text/csv") -> str:
-    """A link that saves a file which lies inside the page."""
+def download(name: str, content: str) -> str:
+    """A link that saves a CSV file which lies inside the page."""
     data = base64.b64encode(content.encode()).decode()
-    href = f"data:{kind};charset=utf-8;base64,{data}"
+    href = f"data:text/csv;charset=utf-8;base64,{data}"
     return f'<p><a download="{escape(name)}" href="{href}">Download {escape(name)}</a></p>'
 
 

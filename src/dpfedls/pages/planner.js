@@ -105,17 +105,17 @@ function show() {
   $("work").textContent = count(plan.rounds * plan.cohort);
   $("noise-average").textContent = number((plan.noise * plan.clip) / plan.cohort, 3);
   $("known").textContent = number(knownEpsilon(plan));
-  const taken = plan.sampling === "fixed" ? "took part, or somebody else in their place," : "took part";
+  const others = plan.sampling === "fixed" ? "people who could have taken part in their place" : "non-participants";
   $("meaning").textContent =
-    `Somebody who tries to tell from the models whether one given person ${taken} while being wrong about 1 in ` +
-    `100 of those who did not, is right about at most ${(Math.ceil(1000 * truths[1]) / 10).toFixed(1)} in 100 of those who did.`;
+    `An attacker who sees the models, and wrongly accuses 1 in 100 ${others}, can identify at most ` +
+    `${(Math.ceil(1000 * truths[1]) / 10).toFixed(1)} in 100 participants. Blind guessing identifies 1.`;
   draw($("attack-chart"), [shares.map((x, k) => [x, truths[k]]), [[0, 0], [1, 1]]], "false", "true",
     "True against false suspicions; dashed: guessing");
   const exposed = delta * plan.clients;
   $("warning").hidden = exposed < 1;
   $("warning").textContent = exposed < 1 ? "" : exposed > 10
-    ? `δ is too large for ${count(plan.clients)} people: publishing all data of ${count(exposed)} of them would keep this promise, and a run refuses it.`
-    : "δ is not below 1/people: publishing all data of somebody chosen at random would keep this promise.";
+    ? `δ is too large for ${count(plan.clients)} people: a mechanism that publishes the data of ${count(exposed)} of them would satisfy it, and a run refuses it.`
+    : "δ is not below 1/people: a mechanism that publishes the data of one random person would satisfy it.";
   showRecorded(epsilon);
   $("recipe").textContent = recipe(epsilon);
   $("save-recipe").href = `data:application/toml;charset=utf-8,${encodeURIComponent(recipe(epsilon))}`;

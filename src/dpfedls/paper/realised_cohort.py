@@ -62,7 +62,7 @@ def accuracy(recipe: Recipe) -> float:
     state = server.start(server.layout.read(model))
     for t in range(plan.rounds):
         cohort = plan.sampler.sample(plan.num_clients, simulation.streams.sampling(t))
-        # The release is divided by the expected cohort; a rate that knows who came undoes that.
+        # The release is divided by the expected cohort; a rate by who took part undoes that.
         assert isinstance(server.rate, float)  # the paper's is a number
         rate = server.rate * plan.expected_cohort / max(1, len(cohort))
         state = replace(simulation, server=replace(server, rate=rate)).run_round(state)

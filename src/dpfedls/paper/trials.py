@@ -19,7 +19,7 @@ from dpfedls.paper import grids
 from dpfedls.paper.cells import Cell, run_cells
 from dpfedls.paper.grids import Grid
 from dpfedls.paper.item import Options
-from dpfedls.runs.checkpoint import write_whole
+from dpfedls.privacy.durable import write_whole
 
 _SMALL = (
     *("local.precision=float32", "engine=looped", "diagnose=false"),

@@ -56,7 +56,7 @@ def check_values(model: nn.Module, samples: Samples, where: str, classes: int | 
         if rows:
             raise InputError(
                 f"{where} has {len(rows)} samples with NaN or infinite features, the first at row "
-                f"{rows[0]}; they would spoil every average: remove or mend them"
+                f"{rows[0]}; they would spoil every average: remove or fix them"
             )
     _check_tokens(model, samples[0], where)
     if classes is None:

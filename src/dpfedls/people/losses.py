@@ -44,5 +44,5 @@ def require_one_loss_per_sample(losses: Any, samples: int) -> None:
         remedy = f"its first and only dimension must be the {samples} samples"
     raise InputError(
         f"loss gave a tensor of shape {shape} for a batch of {samples}; it must give one loss per "
-        f"sample, since what fills up a short batch must not count: {remedy}"
+        f"sample, because padding in a short batch is ignored: {remedy}"
     )

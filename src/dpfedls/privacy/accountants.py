@@ -121,6 +121,13 @@ def rounds_for(
     )
 
 
+def usual_delta(num_clients: int) -> float:
+    """δ where none is given."""
+    if num_clients == 1:
+        raise InputError("delta must be given for a population of one, where 1 ** -1.1 is 1")
+    return num_clients**-1.1
+
+
 def check_delta(delta: float) -> None:
     """Refuse a δ that is not a probability strictly between 0 and 1, or too small for a float."""
     if not SMALLEST_DELTA <= delta < 1:
@@ -135,14 +142,14 @@ def check_promise(delta: float, num_clients: int) -> None:
     """Refuse a δ above 10/N and warn from 1/N on: it lets δ·N of N people be given away whole."""
     if delta * num_clients > MOST_EXPOSED:
         raise InputError(
-            f"delta = {delta:g} promises nothing to {num_clients} people: publishing all data of "
-            f"{delta * num_clients:.0f} of them would keep it; choose at most "
+            f"delta = {delta:g} promises nothing to {num_clients} people: a mechanism that "
+            f"publishes {delta * num_clients:.0f} people's data would satisfy it; choose at most "
             f"{MOST_EXPOSED / num_clients:g}, num_clients ** -1.1 is customary"
         )
     if delta * num_clients >= 1:
         logging.getLogger("dpfedls").warning(
-            "delta = %g is not below 1/num_clients = %g: publishing all data of somebody chosen at "
-            "random would keep this promise; num_clients ** -1.1 is customary",
+            "delta = %g is not below 1/num_clients = %g: a mechanism that publishes the data of "
+            "one random person would satisfy it; num_clients ** -1.1 is customary",
             delta,
             1 / num_clients,
         )

@@ -53,9 +53,7 @@ def _opened(path: Path, most: int) -> Iterator[io.BufferedReader]:
 
 def _check(path: Path, found: os.stat_result, most: int) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise InputError(
-            f"{path} is no regular file, and nothing else is read here; restore it from a backup"
-        )
+        raise InputError(f"{path} is not a regular file; restore it from a backup")
     if found.st_size > most:
         raise InputError(
             f"{path} has {found.st_size} bytes, but dpfedls never writes more than {most} there, "

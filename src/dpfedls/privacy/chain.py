@@ -105,8 +105,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         _raise_if_the_disk_failed(error, path)
         raise InputError(
-            f"{path} cannot be written ({error}), so nothing was released; see to the disk and its "
-            "rights, then go on with: dpfedls resume"
+            f"{path} cannot be written ({error}), so nothing was released; check free space "
+            "and permissions, then go on with: dpfedls resume"
         ) from error
     finally:
         if connection.in_transaction:

@@ -54,10 +54,10 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     After a round whose noisy share of updates inside the ball was b, the norm becomes
     C · exp(−η_t · s), where s is b − quantile, scaled to run from −½ (nobody inside) to ½
     (everybody), and η_t = (0.2 + 4 · 0.7^a) ÷ (1 + 4d²): large steps first, so that a start 100
-    times too small or too large is mended within about ten rounds, and short ones where the share
+    times too small or too large is corrected in about ten rounds, and short ones where the share
     is in doubt, d being the standard deviation of its noise. a counts the rounds less those that
     the way from the start takes at 0.3 · 4.2 ÷ (1 + 4d²) a round, in logarithms, and is at least 0:
-    large steps go on until the norm arrives, were it at a million.
+    steps stay large until the norm has converged, however far it has to go.
 
     Guarantees: update and indicator together have norm at most 1.01 · C, whatever the update is,
     so the pair costs what the update alone would cost with 1 % less noise.

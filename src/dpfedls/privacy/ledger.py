@@ -73,9 +73,8 @@ class MemoryLedger:
             spent = spent_epsilon(self.plan, self.entries)
             raise BudgetExhausted(
                 f"privacy budget exhausted: {len(self.entries)} rounds are paid, ε = {spent:.4g} "
-                f"at δ = {self.plan.target_delta:.3g}, and another would be too much; nothing more "
-                "was released and the last model stands. A larger budget is a new promise to "
-                "people: start a new run for it"
+                f"at δ = {self.plan.target_delta:.3g}; another round would exceed it. Training "
+                "stopped; the last model is valid. To spend more, start a new run"
             )
 
     def _record(self, entry: Entry) -> None:

@@ -47,15 +47,14 @@ def meaning(values: dict[str, Any], curve: Sequence[tuple[float, float]]) -> str
         return "No noise was added, so nothing is promised to anybody."
     deployed = "" if values["mode"] == "deployed" else "Once deployed as it was simulated: "
     found = best_attack(curve, MISTAKES)
-    taken = (
-        "took part"
+    others = (
+        "non-participants"
         if values["relation"] == "add-or-remove-one"
-        else "took part, or somebody else in their place,"
+        else "people who could have taken part in their place"
     )
     said = (
-        f"{deployed}somebody who sees everything that is released, and tries to tell from it "
-        f"whether one given person {taken} while being wrong about 1 in 100 of those who did not, "
-        f"is right about at most {math.ceil(1000 * found - 1e-9) / 10:g} in 100 of those who did; "
-        "a guess that looks at nothing is right about 1."
+        f"{deployed}an attacker who sees everything that is released, and wrongly accuses 1 in 100 "
+        f"{others}, can identify at most {math.ceil(1000 * found - 1e-9) / 10:g} in 100 "
+        "participants. Blind guessing identifies 1."
     )
     return said[0].upper() + said[1:]

@@ -19,7 +19,7 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """People's data lies on nodes, and each node sees which of its own people are asked.
 
     ``most_samples`` of one person count: what a node does for a person is bounded beforehand.
-    The other two give something away, and so must be asked for in as many words.
+    The other two give something away, and so must be switched on explicitly.
     """
 
     most_samples: int = 10_000
@@ -34,16 +34,16 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Refuse fixed-size cohorts unless it was said that nodes may learn them."""
         if isinstance(event.sampler, FixedSizeSampling) and not self.reveal_cohorts:
             raise InputError(
-                "fixed-size cohorts are not secret on nodes: all others together count their own "
-                "and know whether the last person was drawn, so sampling protects nobody from "
-                "them; use Poisson sampling, or say reveal_cohorts to have their ε stated"
+                "fixed-size cohorts are not secret on nodes: the other nodes can work out who "
+                "was sampled, so sampling gives no protection against them; use "
+                "Poisson sampling, or say reveal_cohorts to have their ε stated"
             )
 
 
 def observers(event: RoundEvent, rounds: int, delta: float, nodes: Nodes | None) -> list[Any]:
     """A row for everybody who sees something: observer, their ε at ``delta``, and why."""
     own = epsilon([(event, rounds)], delta)
-    anybody = _row("whoever sees the releases", own, "for ever, whatever else they know")
+    anybody = _row("whoever sees the releases", own, "at any time, with any other knowledge")
     if nodes is None:
         machine = _row("the machine that trains", math.inf, "it holds everyone's data")
         return [anybody, machine]
@@ -53,7 +53,7 @@ def observers(event: RoundEvent, rounds: int, delta: float, nodes: Nodes | None)
             "it knows whether its person was drawn, so one of m among N − 1 is the most that "
             "hides anybody else; a node with more people: at most the next row"
         )
-        why_all = "they count their own and know whether the last person was drawn"
+        why_all = "together they can work out who was sampled"
     else:
         one = all_ = own
         why_one = why_all = "who else was drawn says nothing about a person under Poisson sampling"

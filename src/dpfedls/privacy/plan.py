@@ -54,10 +54,8 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 "clip_norm = inf means no clipping, so no amount of noise gives privacy; "
                 "give a finite clip_norm, or noise_multiplier=0 for plain federated averaging"
             )
-        if self.delta is None and self.num_clients == 1:
-            raise InputError("delta must be given for a population of one, where 1 ** -1.1 is 1")
         if self.delta is None:
-            msgspec.structs.force_setattr(self, "delta", self.num_clients**-1.1)
+            msgspec.structs.force_setattr(self, "delta", accountants.usual_delta(self.num_clients))
         accountants.check_delta(self.target_delta)
         if self.noise_multiplier != 0:
             accountants.check_promise(self.target_delta, self.num_clients)

@@ -11,7 +11,7 @@ import msgspec
 
 from dpfedls.errors import InputError
 from dpfedls.privacy import wording
-from dpfedls.privacy.accountants import epsilon, gaussian_mu, profile
+from dpfedls.privacy.accountants import SMALLEST_DELTA, epsilon, gaussian_mu, profile
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.observers import Nodes, observers
 from dpfedls.privacy.plan import PrivacyPlan
@@ -117,7 +117,8 @@ def _mu(deltas: list[float], curve: list[float]) -> float:
 
 def _group(spent: list[Any], delta: float, people: int) -> float | None:
     """ε of a group at the same δ: k·ε′ where k·e^((k−1)ε′)·δ′ ≤ δ (Dwork and Roth, Theorem 2.2)."""
-    candidates = [delta * 10 ** (-k / 2) for k in range(1, 23)]
+    smaller = (delta * 10 ** (-k / 2) for k in range(1, 23))
+    candidates = [d for d in smaller if d >= SMALLEST_DELTA]
     fitting = [
         people * e
         for d, e in zip(candidates, profile(spent, candidates), strict=True)

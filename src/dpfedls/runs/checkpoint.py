@@ -15,7 +15,6 @@ from safetensors.numpy import save as save_tensors
 from dpfedls.errors import InputError
 from dpfedls.privacy.bounded import TENSORS, read_bounded
 from dpfedls.privacy.durable import replace
-from dpfedls.privacy.durable import write_whole as write_whole  # others look for it here
 
 FILE = Path("checkpoint") / "state.safetensors"
 

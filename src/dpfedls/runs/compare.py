@@ -121,10 +121,10 @@ def _deviation(count: int) -> float:
 
 def _statement(name: str, recipe: Recipe, folder: Path) -> str:
     if not (folder / STATEMENT).is_file():
-        return html.paragraph(f"{name} is not finished and has promised nothing yet.", "quiet")
+        return html.paragraph(f"{name} has not finished, so it has no privacy statement.", "quiet")
     problems = verify(folder)["problems"]
     if problems:  # nobody should sign what does not hold
-        return html.paragraph(f"{name} is not to be relied on: {problems[0]}.", "note")
+        return html.paragraph(f"{name} failed verification: {problems[0]}.", "note")
     facts = read_statement(folder)
     curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
     said = html.paragraph(meaning(facts, curve), "meaning") + html.from_markdown(text(facts), 2)

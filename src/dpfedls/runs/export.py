@@ -30,7 +30,7 @@ def export(folder: Path, out: Path) -> list[Path]:
     """Write the model of a finished run, its statement and its card into a new folder."""
     if problems := verify(folder)["problems"]:
         raise InputError(
-            f"{folder} is not to be relied on: {problems[0]}; nothing was written; all of it is "
+            f"{folder} failed verification: {problems[0]}; nothing was written; all of it is "
             f"listed by: dpfedls privacy verify {folder}"
         )
     if read_statement(folder)["mode"] == "simulation":

@@ -5,29 +5,35 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from dpfedls.auto.choices import course_for, rates_for
+from dpfedls.auto.choices import OPEN, course_for, rates_for
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.samples import each
 from dpfedls.runs.recipe import Recipe
 from dpfedls.tasks.task import Task
 
 
+def is_open(recipe: Recipe) -> bool:
+    """Whether something is left to choose that depends on the model."""
+    return (
+        recipe.server_rate == "auto"
+        or "schedule" in recipe.chosen
+        or OPEN in recipe.chosen.values()
+    )
+
+
 def fitted(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe with numbers where it says "auto": from the model and from public inputs.
+    """The recipe with numbers for what was left to choose: from the model and from public inputs.
 
     Of people's samples the shape alone is looked at, which all of them have in common.
     """
-    if recipe.server_rate != "auto":
+    if not is_open(recipe):
         return recipe
     check_model(task.model)
-    open_ = "schedule" in recipe.chosen and recipe.averaging == 0
-    course = course_for(recipe.plan, task.model) if open_ else None
-    if course is not None:
-        schedule, averaging, why = course
-        chosen = recipe.chosen | why
-        recipe = msgspec.structs.replace(
-            recipe, schedule=schedule, averaging=averaging, chosen=chosen
-        )
+    recipe = _with_course(recipe, task)
+    why = {}
+    learning = recipe.chosen.get("local.learning_rate") == OPEN
+    if not (learning or recipe.server_rate == "auto"):
+        return recipe
     known = (recipe.plan, recipe.schedule, task.model, task.loss)
     if task.test is None:
         first = int(np.argmax(task.data.sizes > 0))
@@ -37,8 +43,24 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
     else:
         check_samples(task.model, task.test, "test", task.loss)
         rates = rates_for(*known, samples=task.test, public=True)
-    local, why = recipe.local, {"server_rate": rates.why["server_rate"]}
-    if "local" in recipe.chosen:
-        local, why = msgspec.structs.replace(local, learning_rate=rates.learning), rates.why
+    server, local = recipe.server_rate, recipe.local
+    if server == "auto":
+        server, why["server_rate"] = rates.server, rates.why["server_rate"]
+    if learning:
+        local = msgspec.structs.replace(local, learning_rate=rates.learning)
+        why["local.learning_rate"] = rates.why["local.learning_rate"]
     chosen = recipe.chosen | why
-    return msgspec.structs.replace(recipe, server_rate=rates.server, local=local, chosen=chosen)
+    return msgspec.structs.replace(recipe, server_rate=server, local=local, chosen=chosen)
+
+
+def _with_course(recipe: Recipe, task: Task) -> Recipe:
+    """Another schedule, and an average, where the model asks for them and nobody gave them."""
+    if "schedule" not in recipe.chosen or recipe.averaging != 0:
+        return recipe
+    course = course_for(recipe.plan, task.model)
+    if course is None:
+        return recipe
+    chosen = recipe.chosen | course.why
+    return msgspec.structs.replace(
+        recipe, schedule=course.schedule, averaging=course.averaging, chosen=chosen
+    )

@@ -60,7 +60,7 @@ def axis(text: str) -> tuple[str, list[str]]:
         )
     found = [value.strip() for value in re.findall(_VALUE, values)]
     if key == "seed":
-        raise InputError("--grid seed=… would compare luck; say how many seeds with --seeds")
+        raise InputError("seed cannot be on the grid; use --seeds N")
     if len(set(found)) < len(found):
         raise InputError(f"--grid {text!r} has a value twice; it would be run twice: remove one")
     return key, found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpfedls.errors import InputError, unknown
 from dpfedls.runs.record import RoundRecord
@@ -24,23 +25,41 @@ def values_of(record: RoundRecord) -> dict[str, float]:
 
 
 class CsvLogger:
-    """One line per round in a CSV file, whose columns are those of the first round."""
+    """One line per round in a CSV file, with a column for everything that any round has.
+
+    A run that goes on after a crash has the rounds before it in the file, too.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Path(path).open("w", newline="", encoding="utf-8")  # noqa: SIM115
-        self._writer: csv.DictWriter[str] | None = None
+        self._path = Path(path)
+        self._rows: list[dict[str, float]] = []
+        self._columns: list[str] = []
+
+    def start(self, run: Any) -> None:
+        """Write the rounds that were made before."""
+        self._rows = [_row(record) for record in run.history]
+        self._rewrite()
 
     def __call__(self, record: RoundRecord) -> None:
-        row = {"round": record.round, **values_of(record)}
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(row), extrasaction="ignore")
-            self._writer.writeheader()
-        self._writer.writerow(row)
-        self._file.flush()
+        row = _row(record)
+        self._rows.append(row)
+        if set(row) <= set(self._columns):
+            self._write("a", [row])
+        else:
+            self._rewrite()
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    def _rewrite(self) -> None:
+        """The whole file, since a header stands before all rows."""
+        self._columns = list(dict.fromkeys(name for row in self._rows for name in row))
+        self._write("w", [dict(zip(self._columns, self._columns, strict=True)), *self._rows])
+
+    def _write(self, mode: Literal["a", "w"], rows: Sequence[Mapping[str, object]]) -> None:
+        with self._path.open(mode, newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerows(rows if self._columns else [])
+
+
+def _row(record: RoundRecord) -> dict[str, float]:
+    return {"round": record.round, **values_of(record)}
 
 
 class TensorBoardLogger:
@@ -55,7 +74,7 @@ class TensorBoardLogger:
 
     def __call__(self, record: RoundRecord) -> None:
         for name, value in values_of(record).items():
-            self._writer.add_scalar(name, value, record.round)
+            self._writer.add_scalar(name, value, record.round, walltime=_moment(record))
 
     def close(self) -> None:
         """Write what is left."""
@@ -73,7 +92,20 @@ class MlflowLogger:
         self._mlflow: Any = mlflow
 
     def __call__(self, record: RoundRecord) -> None:
-        self._mlflow.log_metrics(values_of(record), step=record.round)
+        run = self._mlflow.active_run() or self._mlflow.start_run()
+        for name, value in values_of(record).items():
+            self._mlflow.MlflowClient().log_metric(
+                run.info.run_id, name, value, timestamp=_moment(record), step=record.round
+            )
+
+
+def _moment(record: RoundRecord) -> int | None:
+    """The time stamp of a round: the clock's in a simulation; its number in a deployed run.
+
+    How long a deployed round took follows the size of its cohort, which is secret: such a record
+    has no seconds either.
+    """
+    return record.round if record.seconds is None else None
 
 
 def named_logger(name: str, folder: Path) -> Any:

@@ -22,7 +22,8 @@ from dpfedls.denoisers import (
     Momentum,
     SoftThreshold,
 )
-from dpfedls.denoising import AnyCallable, Identity, chain
+from dpfedls.denoisers.chain import chain
+from dpfedls.denoising import AnyCallable, Identity
 from dpfedls.errors import (
     InputError,
     require_finite,
@@ -72,7 +73,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     local: LocalSGD
     denoiser: NamedDenoiser | list[NamedDenoiser] = msgspec.field(default_factory=Identity)
     calibrate: Calibration | None = None
-    server_rate: ServerRate | Literal["auto"] = 1.0  # η_g; "auto": by the noise the model bears
+    server_rate: ServerRate | Literal["auto"] = 1.0  # η_g; "auto": by the noise the model tolerates
     schedule: Schedule = "constant"  # of the server rate; √(1 − t/T) or 1 − t/T: falls to zero
     averaging: float = 0.0
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
@@ -107,8 +108,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.plan.expected_cohort < _FEWEST:
             raise InputError(
                 f"plan.sampler draws {self.plan.expected_cohort:.3g} people a round on average, so "
-                "noise is divided by next to nothing and every round is paid for in vain; raise "
-                "its rate"
+                "almost every cohort is empty: rounds spend privacy and learn nothing; raise its "
+                "rate"
             )
         if self.diagnose and self.mode == "deployed":
             raise InputError(
@@ -216,7 +217,7 @@ def table(source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{source} is not valid TOML: {error}; mend that line") from error
+        raise InputError(f"{source} is not valid TOML: {error}; fix that line") from error
 
 
 def decode(values: dict[str, Any], source: str, settings: list[str]) -> Recipe:

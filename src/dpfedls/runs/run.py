@@ -6,6 +6,7 @@ it the function that makes a round.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dpfedls.denoising import AnyCallable, Chain
+from dpfedls.denoisers.chain import Chain
+from dpfedls.denoising import AnyCallable, denoise
 from dpfedls.errors import BudgetExhausted, InputError
+from dpfedls.gaussian import Release
 from dpfedls.metrics import evaluate
-from dpfedls.parameters import Layout
+from dpfedls.parameters import Layout, Vector
 from dpfedls.privacy.account import Entry
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
@@ -129,23 +132,53 @@ class Run:
         return ledger
 
 
-def server_for(recipe: Recipe, layout: Layout, denoiser: AnyCallable) -> Server:
-    """The server that a recipe asks for, with a ledger in memory until a folder lends its own."""
+def server_for(recipe: Recipe, model: nn.Module, denoiser: AnyCallable) -> Server:
+    """The server that a recipe asks for, with a ledger in memory until a folder lends its own.
+
+    Its denoiser is tried: one that fails, fails before a round is paid for.
+    """
     if recipe.server_rate == "auto":
         raise InputError(
             'server_rate = "auto" is chosen by the simulator, which has model and samples at hand; '
             "give a number, or run the recipe once with dpfedls run and take its recipe.toml"
         )
     ledger = MemoryLedger(recipe.plan, recipe.budget)
-    return Server(
+    server = Server(
         recipe.plan,
         denoiser,
-        layout,
+        Layout.of(model),
         ledger,
         rate=recipe.server_rate,
         averaging=recipe.averaging,
         schedule=recipe.schedule,
     )
+    _try_denoiser(server, server.layout.read(model))
+    return server
+
+
+def _try_denoiser(server: Server, params: Vector) -> None:
+    """Denoise zeros, which an empty cohort without noise would release.
+
+    By a copy: a person's own denoiser may count its calls, say. One that cannot be copied is not
+    tried.
+    """
+    try:
+        server = replace(server, denoiser=copy.deepcopy(server.denoiser))
+    except Exception:
+        return
+    try:
+        state = server.start(params)
+        norm, cohort = state.clip_norm, server.plan.expected_cohort
+        deviation = server.plan.noise_stddev(norm) / cohort
+        zeros = Release(torch.zeros_like(params), deviation, server.layout, clip_norm=norm)
+        denoise(server.denoiser, zeros, state.memory)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"denoiser = {own.name_of(server.denoiser)} fails on a release of zeros "
+            f"({type(error).__name__}: {error}); nothing was trained"
+        ) from error
 
 
 def open_run(

@@ -16,7 +16,6 @@ from dpfedls.engine import choose
 from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.errors import InputError
 from dpfedls.metrics import evaluate
-from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.samples import each
 from dpfedls.randomness import SeededStreams, SystemStreams
@@ -120,7 +119,7 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         engine=recipe.engine,
         block_size=recipe.block_size,
     )
-    server = server_for(recipe, Layout.of(model), denoiser)
+    server = server_for(recipe, model, denoiser)
     return Simulation(engine, server, streams), model
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dpfedls.errors import InputError
-from dpfedls.runs.checkpoint import write_whole
+from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.compare import compare
 from dpfedls.runs.curves import plain_text
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds, require_folder
@@ -66,7 +66,7 @@ def sweep(
 ) -> dict[str, Any]:
     """Make the runs that are not in ``out`` yet; rows, CSV file and a page that compares them.
 
-    Guarantees: a finished run is not touched, a half-finished one is gone on with; one that fails
+    Guarantees: a finished run is not touched, a half-finished one is resumed; one that fails
     does not stop the others.
     """
     require_folder(out)

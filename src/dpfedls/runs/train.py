@@ -12,7 +12,8 @@ from torch import nn
 
 from dpfedls.auto.choices import LOCAL, SCHEDULE, SMOOTHING, WHY, plan_for
 from dpfedls.denoisers import AnyDenoiser
-from dpfedls.denoising import AnyCallable, Chain, Identity
+from dpfedls.denoisers.chain import Chain
+from dpfedls.denoising import AnyCallable, Identity
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.metrics import Metrics
@@ -156,7 +157,7 @@ def asked(
         denoiser=_named(denoiser),
         schedule=schedule or usual.schedule,
         server_rate=usual.server_rate if server_rate is None else server_rate,
-        chosen={key: line for key, line in why.items() if given.get(key) is None},
+        chosen={key: line for key, line in why.items() if given.get(key.partition(".")[0]) is None},
         **settings,
     )
     held = None if test is None else as_samples(test, "test")

@@ -129,7 +129,8 @@ def tune(trials: Sequence[Trial], most_seeds: int, goal: Goal, tell: Tell) -> di
         alive = alive[: max(2, math.ceil(len(alive) / 2))]
         seeds = min(2 * seeds, most_seeds)
     if alive[0].failed:
-        raise InputError(f"all trials failed; the first one: {trials[0].failed[0]}")
+        first = next(trial for trial in trials if trial.failed)
+        raise InputError(f"all trials that were left failed; the first one: {first.failed[0]}")
     best = alive[0]
     return {
         "best": best.plain(),
@@ -155,7 +156,8 @@ def price(trials: Sequence[Trial], repetitions: float) -> dict[str, Any]:
         "how": (
             f"draw a secret number from the Poisson distribution with mean {repetitions:g}; so "
             "often draw one of the settings at random and train it with fresh noise; release "
-            "only the model that is best on samples that are nobody's, and not how many there were"
+            "only the model that is best on public samples, from none of these people, and not how "
+            "many there were"
         ),
     }
 

@@ -94,7 +94,7 @@ def data_file(data_set: str, name: str) -> Path:
         )
     if source is None:
         raise InputError(
-            f"{key} is published nowhere that it could be fetched from; put it at {path}, or set "
+            f"{key} cannot be downloaded; put it at {path}, or set "
             f"DPFEDLS_DATA to the folder that holds {data_set}/"
         )
     fetch(source, path)

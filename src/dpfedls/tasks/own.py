@@ -78,6 +78,8 @@ def _module(place: str, name: str, what: str) -> ModuleType:
             f"{what} = {name!r}: {place} cannot be imported ({error}); install it, or give a file "
             "as ./file.py:name"
         ) from error
+    except Exception as error:
+        raise _fails(place, name, what, error) from error
     finally:
         sys.path.remove("")
 
@@ -98,7 +100,11 @@ def _file(path: Path, name: str, what: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[key]
-        raise InputError(
-            f"{what} = {name!r}: {path} fails when loaded ({type(error).__name__}: {error})"
-        ) from error
+        raise _fails(path, name, what, error) from error
     return module
+
+
+def _fails(place: object, name: str, what: str, error: Exception) -> InputError:
+    return InputError(
+        f"{what} = {name!r}: {place} fails when loaded ({type(error).__name__}: {error})"
+    )

@@ -19,7 +19,7 @@ from dpfedls.tasks import own
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what, and what the server holds itself, which is nobody's secret.
+    """What is trained on what, and what the server holds itself, which is public.
 
     ``loss(outputs, targets)`` gives one number per sample; each of ``metrics`` one per sample, or
     one for all. Without metrics a classifier is told its accuracy, and any model its mean loss.

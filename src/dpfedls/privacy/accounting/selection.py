@@ -25,7 +25,8 @@ def best_of_many_epsilon(mechanisms: Sequence[Spent], repetitions: float, delta:
 
     Guarantees: an upper bound if K, and before every run which mechanism it is, are drawn from
     public distributions and kept secret, noise is fresh, and "best" is decided by what is public:
-    the released model and samples that are nobody's. With K = 0 nothing is released.
+    the released model and public samples, from none of these people. With K = 0 nothing is
+    released.
     """
     from dp_accounting.rdp import compute_epsilon
 
