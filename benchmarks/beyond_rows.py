@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfedls.auto.choices import LOCAL, SMOOTHING
+from dpfedls.auto.choices import LOCAL, SCHEDULE, SMOOTHING
 from dpfedls.runs import recipe as recipes
 
 HERE = Path(__file__).parent
@@ -84,15 +84,16 @@ def ablation(task: str) -> dict[str, Any]:
         values |= {"calibrate": {"epsilon": 1.0}, "evaluate_every": 1_000_000}
         return lambda _: recipes.decode(values, "beyond", [])
 
-    whole = {"server_rate": "auto", "schedule": "linear"}
+    whole = {"server_rate": "auto", "schedule": SCHEDULE}
     smoothing = {"denoiser": {"kind": "adaptive-laplacian"}}
     small = {"sampler": old["plan"]["sampler"], "rounds": old["plan"]["rounds"]}
     return {
         "all of it": given(plan, local, **whole, **smoothing),
         "without smoothing": given(plan, local, **whole, denoiser=IDENTITY),
         "without adaptive clipping": given(plan | {"clip_norm": 0.3}, local, **whole, **smoothing),
-        "without the rate rule": given(plan, local, **fixed | smoothing | {"schedule": "linear"}),
+        "without the rate rule": given(plan, local, **fixed | smoothing | {"schedule": SCHEDULE}),
         "without the planner": given(plan | small, local, **whole, **smoothing),
+        "linear fall": given(plan, local, **whole | {"schedule": "linear"}, **smoothing),
         "constant rate": given(plan, local, **whole | {"schedule": "constant"}, **smoothing),
         "paper's local training": given(plan, old["local"], **whole, **smoothing),
         "the paper's plan": given(old["plan"], old["local"], **fixed),
@@ -101,7 +102,7 @@ def ablation(task: str) -> dict[str, Any]:
             old["plan"] | {"clip_norm": adaptive}, old["local"], **fixed
         ),
         "and the rate rule": given(
-            old["plan"], old["local"], **fixed | {"server_rate": "auto", "schedule": "linear"}
+            old["plan"], old["local"], **fixed | {"server_rate": "auto", "schedule": SCHEDULE}
         ),
         "and adaptive smoothing": given(old["plan"], old["local"], **fixed | smoothing),
     }
@@ -109,7 +110,7 @@ def ablation(task: str) -> dict[str, Any]:
 
 def plans() -> dict[str, Any]:
     """What the CNN on MNIST reaches with other cohorts and rounds than those chosen."""
-    rest = {"local": LOCAL, "denoiser": SMOOTHING, "server_rate": "auto", "schedule": "linear"}
+    rest = {"local": LOCAL, "denoiser": SMOOTHING, "server_rate": "auto", "schedule": SCHEDULE}
     rest = recipes.msgspec.to_builtins(rest)
 
     def given(cohort: int, rounds: int) -> Any:
@@ -213,6 +214,6 @@ def few() -> dict[str, Any]:
     task = "digits-logistic"
     return {
         "DP-Fed": lambda e: paper(task, e, 0.0),
-        "automatic, falling rate": lambda e: automatic(task, e, schedule="linear"),
+        "automatic, linear fall": lambda e: automatic(task, e, schedule="linear"),
         "automatic": lambda e: automatic(task, e),
     }

@@ -25,6 +25,7 @@ import msgspec
 from foreign_tasks import TASKS, make
 
 import dpfedls
+from dpfedls.auto.choices import SCHEDULE
 from dpfedls.denoisers.adaptive import AdaptiveSmoothing
 from dpfedls.errors import InputError
 from dpfedls.metrics import evaluate
@@ -108,7 +109,7 @@ def _given(people: int, epsilon: float, settings: Settings) -> dict[str, Any]:
         ),
         "denoiser": AdaptiveSmoothing() if settings["smoothing"] else dpfedls.Identity(),
         "server_rate": msgspec.convert(settings["rate"], float | NoiseRate),
-        "schedule": "linear",
+        "schedule": SCHEDULE,
     }
 
 

@@ -13,7 +13,7 @@ from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.fitting import fitted
 from dpfedls.runs.train import asked
-from dpfedls.stepping import NoiseRate, noise_gathered
+from dpfedls.stepping import NoiseRate
 from dpfedls.tasks.task import make_task
 
 RNG = torch.Generator().manual_seed(0)
@@ -99,25 +99,6 @@ def test_with_little_noise_the_rate_may_be_larger_but_for_a_loss_of_ones_own():
             assert own <= 2.0
 
 
-def test_a_linear_model_in_much_noise_gets_a_constant_rate_and_an_average():
-    """Unless a schedule or an average is given; deep models and less noise get a falling rate."""
-    clients, _ = people()
-    linear, deep = nn.Linear(12, 1), nn.Sequential(nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 1))
-    given = {"clients": clients, "loss": squared, "model": linear, "epsilon": 0.5}
-    recipe, _, _ = asked(**given)
-    assert (recipe.schedule, recipe.averaging) == ("constant", 0.9)
-    assert {"schedule", "averaging"} < set(recipe.chosen)
-    assert isinstance(recipe.server_rate, float)
-    expected = 0.3 / noise_gathered("constant", recipe.plan, 1.0)
-    assert recipe.server_rate == pytest.approx(expected)  # chosen for this schedule
-    for other in ({"model": deep}, {"epsilon": 4.0}, {"averaging": 0.5}):
-        recipe, _, _ = asked(**given | other)
-        assert (recipe.schedule, recipe.averaging) == ("linear", other.get("averaging", 0.0))
-        assert "averaging" not in recipe.chosen
-    recipe, _, _ = asked(**given, schedule="linear")
-    assert (recipe.schedule, recipe.averaging) == ("linear", 0.0)
-
-
 def test_what_is_given_stays_and_what_is_chosen_has_its_reason(tmp_path):
     clients, test = people()
     local = dpfedls.LocalSGD(epochs=1, learning_rate=0.2)
@@ -195,8 +176,8 @@ def test_the_learning_rate_is_chosen_whatever_else_is_given():
         assert recipe.local == alone.local
         assert recipe.server_rate == other.get("server_rate", recipe.server_rate)
         assert ("server_rate" in recipe.chosen) == ("server_rate" not in other)
-    recipe, _, _ = asked(**given | {"server_rate": 0.5, "epsilon": 0.5})
-    assert (recipe.schedule, recipe.averaging) == ("constant", 0.9)
+    recipe, _, _ = asked(**given | {"server_rate": 0.5})
+    assert (recipe.schedule, recipe.averaging) == ("root", 0.0)
     assert fitted(recipe, task) is recipe  # a resumed run finds nothing left to choose
 
 

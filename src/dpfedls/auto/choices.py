@@ -31,14 +31,13 @@ from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 # falls and falls; at 0.5 steps that overshoot still end on the sphere, and it grows.
 LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE, retry_step=0.3)
 SMOOTHING = AdaptiveSmoothing()
-SCHEDULE: Schedule = "linear"
+# For as long a way 3 ÷ √8 = 1.06 times the noise of a constant rate (a linear fall: 2 ÷ √3 = 1.15),
+# and the noise of the last rounds is averaged away all the same.
+SCHEDULE: Schedule = "root"
 
 # Where there is little noise. With one sample a person most updates shrink to nothing once they are
 # recognised, and the median with them; people disagree, so their mean is a thirtieth of the norm.
 CLIP_LESS, MOST_RATE_FOR_MANY = 0.8, 20.0
-
-MUCH_NOISE = 1.0
-"""What a weight gathers at server rate 1, in clip norms, above which no round is worth less."""
 
 OPEN = "to be chosen when the model is known"
 WHY = {
@@ -82,35 +81,6 @@ def plan_for(
         + (f" = {num_clients}^-1.1" if delta is None else ", as given"),
         "plan.clip_norm": f"follows {norm}; 1 % more noise pays for it",
     }
-
-
-class Course(NamedTuple):
-    """How the server rate goes, and over which models the output is an average."""
-
-    schedule: Schedule
-    averaging: float
-    why: dict[str, str]
-
-
-def course_for(plan: PrivacyPlan, model: nn.Module) -> Course | None:
-    """For a linear model in much noise: a constant rate, an average over the last tenth; else None.
-
-    Beside the way that the model goes, a rate that falls to zero gathers 2 ÷ √3 times the noise of
-    a constant one: its rounds are not worth the same. Where noise allows so short a way that the
-    model does not arrive, nothing makes up for that. Deep models need the long steps at first.
-    """
-    layers = sum(weight.dim() > 1 for weight in model.parameters() if weight.requires_grad)
-    if layers > 1 or noise_gathered("constant", plan, 1.0) <= MUCH_NOISE:
-        return None
-    return Course(
-        "constant",
-        max(0.0, 1 - 10 / plan.rounds),
-        {
-            "schedule": "linear model and high noise: a constant rate gives every round the same "
-            "weight",
-            "averaging": "over about the last tenth of the rounds: some of their noise cancels",
-        },
-    )
 
 
 class Fitted(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from dpfedls.auto.choices import OPEN, course_for, rates_for
+from dpfedls.auto.choices import OPEN, rates_for
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.samples import each
 from dpfedls.runs.recipe import Recipe
@@ -14,11 +14,7 @@ from dpfedls.tasks.task import Task
 
 def is_open(recipe: Recipe) -> bool:
     """Whether something is left to choose that depends on the model."""
-    return (
-        recipe.server_rate == "auto"
-        or "schedule" in recipe.chosen
-        or OPEN in recipe.chosen.values()
-    )
+    return recipe.server_rate == "auto" or OPEN in recipe.chosen.values()
 
 
 def fitted(recipe: Recipe, task: Task) -> Recipe:
@@ -29,11 +25,8 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
     if not is_open(recipe):
         return recipe
     check_model(task.model)
-    recipe = _with_course(recipe, task)
     why = {}
     learning = recipe.chosen.get("local.learning_rate") == OPEN
-    if not (learning or recipe.server_rate == "auto"):
-        return recipe
     known = (recipe.plan, recipe.schedule, task.model, task.loss)
     if task.test is None:
         first = int(np.argmax(task.data.sizes > 0))
@@ -51,16 +44,3 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
         why["local.learning_rate"] = rates.why["local.learning_rate"]
     chosen = recipe.chosen | why
     return msgspec.structs.replace(recipe, server_rate=server, local=local, chosen=chosen)
-
-
-def _with_course(recipe: Recipe, task: Task) -> Recipe:
-    """Another schedule, and an average, where the model asks for them and nobody gave them."""
-    if "schedule" not in recipe.chosen or recipe.averaging != 0:
-        return recipe
-    course = course_for(recipe.plan, task.model)
-    if course is None:
-        return recipe
-    chosen = recipe.chosen | course.why
-    return msgspec.structs.replace(
-        recipe, schedule=course.schedule, averaging=course.averaging, chosen=chosen
-    )
