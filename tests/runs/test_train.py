@@ -15,6 +15,8 @@ from torch import nn
 import dpfedls
 from dpfedls import InputError, Momentum
 from dpfedls.commands import main as cli
+from dpfedls.privacy.account import read_ledger
+from dpfedls.privacy.population import Population
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
 from federations import linear_clients, local, plan, start_model
@@ -151,15 +153,65 @@ def test_without_a_folder_no_durable_ledger_is_claimed(tmp_path):
 
 
 def test_runs_of_one_population_share_one_budget(tmp_path, caplog):
+    """Wherever their folders are: one path is one account."""
+    account = tmp_path / "accounts" / "p.sqlite"
     with pytest.raises(InputError, match="has no ledger there; give folder="):
-        train(population="p", budget=1.0)
+        train(population=account, budget=1.0)
     once = plan(rounds=6).epsilon()
-    first = train(folder=tmp_path / "runs" / "a", population="p", budget=1.2 * once)
-    second = train(folder=tmp_path / "runs" / "b", population="p")
+    first = train(folder=tmp_path / "runs" / "a", population=account, budget=1.2 * once)
+    second = train(folder=tmp_path / "runs" / "sweep" / "b", population=account)
     assert first.exhausted is None
     assert second.exhausted is not None
     assert 0 < len(second.history) < 6
     assert "budget of the population exhausted" in caplog.text
+    assert caplog.text.count("is a new account") == 1
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_a_run_goes_on_only_with_the_account_that_it_paid_into(tmp_path, mode):
+    """Gone, empty, of an earlier day, or opened anew by another run."""
+    account = tmp_path / "p.sqlite"
+    changes = {"folder": tmp_path / "r", "population": account, "budget": 50.0, "mode": mode}
+    days = []
+    for last in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            train(**changes, watch=[stop_after(last)])
+        days.append(account.read_bytes())
+    account.unlink()
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"missing or empty.*restore the file from a backup"):
+            train(**changes)
+        account.touch()
+    account.write_bytes(days[0])
+    with pytest.raises(InputError, match=r"does not hold round 2, .*spend the same privacy twice"):
+        train(**changes)
+    account.unlink()
+    Population(account, 50.0, 1e-2)
+    with pytest.raises(InputError, match="does not hold round 1"):
+        train(**changes)
+    assert not read_ledger(account).entries
+    account.write_bytes(days[1])
+    assert len(train(**changes).history) == 6
+    assert verify(tmp_path / "r")["valid"], verify(tmp_path / "r")["problems"]
+
+
+def test_a_wrong_budget_leaves_no_folder_and_the_corrected_call_runs(tmp_path):
+    changes = {"folder": tmp_path / "r", "population": tmp_path / "p.sqlite"}
+    with pytest.raises(InputError, match="give budget and delta where this is the first run"):
+        train(**changes)
+    assert list(tmp_path.iterdir()) == []
+    assert len(train(**changes, budget=50.0).history) == 6
+    # Fewer people, another δ: the message's way out can be taken.
+    fewer = {
+        "folder": tmp_path / "s",
+        "clients": linear_clients(19),
+        "plan": plan(num_clients=19, rounds=6, delta=None),
+        "population": tmp_path / "p.sqlite",
+    }
+    with pytest.raises(InputError, match="leave budget out"):
+        train(**fewer, budget=50.0)
+    assert not (tmp_path / "s").exists()
+    assert len(train(**fewer).history) == 6
 
 
 def test_loggers_and_progress_see_every_round(tmp_path, capsys):

@@ -15,9 +15,16 @@ from torch import nn
 from dpfedls.errors import InputError
 from dpfedls.parameters import Layout
 from dpfedls.privacy import bounded
-from dpfedls.privacy.durable import append, is_temporary, make_folder, sync_folder, write_whole
-from dpfedls.privacy.ledger import Ledger, SqliteLedger
-from dpfedls.privacy.population import JointLedger, Population, population_path
+from dpfedls.privacy.durable import (
+    alone_in,
+    append,
+    is_temporary,
+    make_folder,
+    sync_folder,
+    write_whole,
+)
+from dpfedls.privacy.ledger import SqliteLedger
+from dpfedls.privacy.population import JointLedger, Population, account_path
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.evidence import require_ledger, require_paid
@@ -39,13 +46,21 @@ class RunFolder:
     """One run's folder, held by one process: its ledger, the last released state, its log."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
-        self.folder, self.recipe, self._writer = folder, open_folder(folder, recipe), Writer()
-        require_ledger(folder)
-        digest = bounded.file_digest(folder / "recipe.toml")
-        shared = recipe.population is not None  # then the budget is the population's
-        budget = None if shared else recipe.budget
-        self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
+        self.folder, self.recipe, self._writer = folder, recipe, Writer()
+        shared = _population(recipe, require_own(folder, recipe))  # before any file is made
+        make_folder(folder)
+        with alone_in(folder):  # from looking to holding the ledger nobody else begins here
+            if not require_own(folder, recipe):
+                write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
+            require_ledger(folder)
+            digest = bounded.file_digest(folder / "recipe.toml")
+            budget = recipe.budget if shared is None else None  # else it is the population's
+            self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
         try:
+            if shared is not None:
+                shared.require_paid(self.ledger)
+            account = self.ledger if shared is None else JointLedger(self.ledger, shared)
+            self.account = WrittenFirst(account, self._writer)
             self._found = Checkpoint.load(folder) if (folder / FILE).is_file() else None
             self._rounds = read_rounds(folder)
             self._heads = require_paid(
@@ -55,15 +70,6 @@ class RunFolder:
         except BaseException:
             self.ledger.close()
             raise
-
-    @property
-    def account(self) -> Ledger:
-        """Where rounds are paid for: here, and first with the population that the run is of."""
-        if self.recipe.population is None:
-            return WrittenFirst(self.ledger, self._writer)
-        path = population_path(self.folder, self.recipe.population)
-        shared = Population(path, self.recipe.budget, self.recipe.plan.delta)
-        return WrittenFirst(JointLedger(self.ledger, shared), self._writer)
 
     def last_state(self, start: ServerState) -> ServerState:
         """The state of the checkpoint, or ``start`` where no round was released yet."""
@@ -146,21 +152,34 @@ class RunFolder:
             )
 
 
-def open_folder(folder: Path, recipe: Recipe) -> Recipe:
-    """The resolved recipe of a new folder, or of one that holds a run of the very same recipe."""
+def require_own(folder: Path, recipe: Recipe) -> bool:
+    """Whether a run of this very recipe has begun there; refuse whatever else the folder holds."""
     if is_free(folder):
-        make_folder(folder)
-        write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
-    elif not (folder / "recipe.toml").is_file():
+        return False
+    if not (folder / "recipe.toml").is_file():
         raise InputError(
             f"{folder} already holds files; nothing was touched: choose another folder"
         )
-    elif read_recipe(folder) != recipe:
+    if read_recipe(folder) != recipe:
         raise InputError(
             f"{folder} holds the run of another recipe; a promise is not edited: choose another "
             "folder, or take the recipe from the folder to go on with its run"
         )
-    return recipe
+    return True
+
+
+def _population(recipe: Recipe, begun: bool) -> Population | None:
+    """The account that the run shares with others; one that has begun never makes it anew.
+
+    It is made before the run's folder is, so a folder without it has lost it. A budget is said at
+    the δ of the run that says it; without one, the account's own budget and δ hold.
+    """
+    if recipe.population is None:
+        return None
+    path = account_path(recipe.population)
+    if begun or recipe.budget is None:
+        return Population(path)
+    return Population(path, recipe.budget, recipe.plan.delta)
 
 
 def is_free(folder: Path) -> bool:
