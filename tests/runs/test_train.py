@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from dpfedls import InputError, Momentum
 from dpfedls.commands import main as cli
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.population import Population
+from dpfedls.runs.export import card
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
 from federations import linear_clients, local, plan, start_model
@@ -68,6 +70,72 @@ def test_the_same_call_goes_on_after_ctrl_c_to_the_same_model(tmp_path, denoiser
     again = train(denoiser=denoiser, folder=tmp_path / "cut")  # finished: nothing is trained
     assert again.epsilon == whole.epsilon
     assert torch.equal(weights(again.model), weights(whole.model))
+
+
+class Scale:
+    """A denoiser with a setting."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, release):
+        return self.by * release.value
+
+
+def one_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def other_loss(outputs, targets):
+    return 2 * one_loss(outputs, targets)
+
+
+def test_a_second_call_on_a_finished_folder_writes_nothing(tmp_path, caplog):
+    """Whoever calls it made no round: neither their code nor their commit belongs in the notes."""
+    short = {"budget": plan(rounds=3).epsilon()}
+    for name, changes in (("a", {}), ("b", short)):
+        folder = tmp_path / name
+        first = train(folder=folder, denoiser=Scale(0.3), **changes)
+        before = {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.rglob("*")}
+        caplog.clear()
+        again = train(folder=folder, denoiser=Scale(0.9), loss=other_loss, **changes)
+        assert {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.rglob("*")} == before
+        assert torch.equal(weights(again.model), weights(first.model))
+        assert again.metrics == first.metrics
+        assert (again.exhausted is None) == (first.exhausted is None) == (name == "a")
+        assert "with other code of your own than is given now (loss, denoiser)" in caplog.text
+
+
+def test_a_seal_that_was_cut_short_is_made(tmp_path):
+    train(folder=tmp_path / "r")
+    for name in ("privacy.json", "report.html", "notes.json"):
+        (tmp_path / "r" / name).unlink()
+        train(folder=tmp_path / "r")
+        assert verify(tmp_path / "r")["valid"], verify(tmp_path / "r")["problems"]
+
+
+def test_a_run_that_goes_on_with_other_code_names_both(tmp_path, caplog):
+    """In one line and in the notes; a mended loss must not cost the whole run's privacy again."""
+    for last, loss, by, expected in (
+        (1, one_loss, 0.3, (False, ["n:one_loss", "0.3"])),
+        (2, one_loss, 0.3, (False, ["n:one_loss", "0.3"])),
+        (3, one_loss, 0.9, (True, ["0.3", "n:one_loss", "0.9"])),
+        (4, other_loss, 0.9, (True, ["0.3", "n:one_loss", "other_loss", "0.9"])),
+    ):
+        found = []
+
+        def stop(record, last=last, found=found):
+            found.append(record)
+            if record.round == last:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(folder=tmp_path / "r", loss=loss, denoiser=Scale(by), watch=[stop])
+        assert len(found) == 1
+        notes = json.loads((tmp_path / "r" / "notes.json").read_text())["own_code"]
+        names = [code.get("settings", {}).get("by") or code["name"][-10:] for code in notes]
+        assert ("with other code of your own" in caplog.text, names) == expected
+        caplog.clear()
 
 
 def test_memory_makes_a_difference_and_is_sealed(tmp_path):
@@ -212,6 +280,49 @@ def test_a_wrong_budget_leaves_no_folder_and_the_corrected_call_runs(tmp_path):
         train(**fewer, budget=50.0)
     assert not (tmp_path / "s").exists()
     assert len(train(**fewer).history) == 6
+
+
+@pytest.mark.parametrize("every", [3, 10])
+def test_the_last_model_is_evaluated_when_the_budget_ends_the_run(tmp_path, every):
+    budget = plan(rounds=4).epsilon()
+    changes = {"folder": tmp_path / "r", "budget": budget, "evaluate_every": every}
+    with pytest.raises(KeyboardInterrupt):
+        train(**changes, watch=[stop_after(4)])
+    shutil.rmtree(tmp_path / "r" / "checkpoint")  # all is run again, and none but the last is last
+    result = train(**changes)
+    x, y = TEST
+    assert len(result.history) == 4
+    assert result.accuracy == pytest.approx(float((result.model(x).argmax(1) == y).float().mean()))
+    assert [record.round for record in result.history if record.metrics] == [3, 4][every == 10 :]
+    assert f"Test accuracy: {100 * result.accuracy:.1f}" in card(tmp_path / "r")
+    assert "20 people, 4 of 6 rounds." in card(tmp_path / "r")
+
+
+def test_a_last_model_that_could_not_be_evaluated_is_said(tmp_path, caplog):
+    """Another run of the population takes the round that was to follow."""
+    account, event = tmp_path / "p.sqlite", plan(rounds=6).round_event
+
+    def other(record):
+        if record.round == 2:
+            Population(account).spend(event, 0, "another run's")
+
+    changes = {"population": account, "budget": plan(rounds=3).epsilon(), "evaluate_every": 10}
+    result = train(folder=tmp_path / "r", watch=[other], **changes)
+    assert (len(result.history), result.metrics) == (2, {})
+    assert "the last model was not evaluated" in caplog.text
+    assert verify(tmp_path / "r")["valid"]
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "strength"),
+    [
+        (None, 0.0),
+        (dpfedls.AdaptiveSmoothing(), None),
+        (dpfedls.chain(dpfedls.LaplacianSmoothing(strength=2.0), Momentum()), 2.0),
+    ],
+)
+def test_a_summary_says_the_strength_of_any_smoothing(denoiser, strength):
+    assert train(denoiser=denoiser, plan=plan(rounds=1)).summary()["strength"] == strength
 
 
 def test_loggers_and_progress_see_every_round(tmp_path, capsys):

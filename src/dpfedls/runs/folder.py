@@ -27,10 +27,10 @@ from dpfedls.privacy.ledger import SqliteLedger
 from dpfedls.privacy.population import JointLedger, Population, account_path
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
-from dpfedls.runs.evidence import require_ledger, require_paid
+from dpfedls.runs.evidence import is_sealed, require_ledger, require_paid
 from dpfedls.runs.log import next_head
 from dpfedls.runs.model_file import model_metadata
-from dpfedls.runs.origin import origin
+from dpfedls.runs.origin import noted, origin
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
@@ -53,6 +53,7 @@ class RunFolder:
             if not require_own(folder, recipe):
                 write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
             require_ledger(folder)
+            self._sealed = is_sealed(folder)  # asked before the ledger is ours: see chain.py
             digest = bounded.file_digest(folder / "recipe.toml")
             budget = recipe.budget if shared is None else None  # else it is the population's
             self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
@@ -91,15 +92,32 @@ class RunFolder:
     def trimmed(self, last: int) -> list[RoundRecord]:
         """The log up to round ``last``; what a crash left behind it will be run again."""
         rounds = self._rounds[:last]
-        write_whole(self.folder / "rounds.jsonl", b"".join(map(_encoded, rounds)))
+        if not self._sealed:
+            write_whole(self.folder / "rounds.jsonl", b"".join(map(_encoded, rounds)))
         self.ledger.log = self._heads[last]
         return rounds
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Keep what made the run beside it: engine, own code, model, day and commit."""
+        """Keep what made the run beside it: engine, own code, model, day and commit.
+
+        A run may go on with other code, a mended loss, say: ε does not depend on it, and a new run
+        would be paid for again. Both are named then, the one at work last.
+        """
         path = self.folder / "notes.json"
-        noted = facts | origin(path)
-        write_whole(path, json.dumps(noted, indent=2, ensure_ascii=False).encode())
+        before, now = noted(path), facts["own_code"]
+        if before.started and before.own_code[len(before.own_code) - len(now) :] != now:
+            other = [code["used_as"] for code in now if code not in before.own_code]
+            log.warning(
+                "%s was made with other code of your own than is given now (%s)%s",
+                self.folder,
+                ", ".join(dict.fromkeys(other)) or "less of it, or in another order",
+                "" if self._sealed else "; it goes on with the new, and its notes name both",
+            )
+        if self._sealed:
+            return
+        every = [*(code for code in before.own_code if code not in now), *now]
+        values = facts | {"own_code": every} | origin(path)
+        write_whole(path, json.dumps(values, indent=2, ensure_ascii=False).encode())
 
     def record(self, line: RoundRecord, state: ServerState) -> None:
         """Write a released round: the log's line first, then the checkpoint it is found by.
@@ -131,8 +149,10 @@ class RunFolder:
             self.ledger.close()
 
     def seal(self, model: nn.Module, rounds: list[RoundRecord], facts: dict[str, Any]) -> None:
-        """Close the folder's account; write model, statement and report."""
+        """Close the folder's account; write model, statement and report, unless they stand."""
         self.close()
+        if self._sealed:
+            return
         folder, recipe = self.folder, self.recipe
         tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
         described = model_metadata(recipe.mode, Layout.of(model).names)

@@ -126,6 +126,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return ", then ".join(map(_method, steps)) or "DP-Fed"
 
     @property
+    def strength(self) -> float | None:
+        """σ of the smoothing, alone or in a chain: 0 without any, None where it adapts."""
+        steps = self.denoiser if isinstance(self.denoiser, list) else [self.denoiser]
+        found = [step for step in steps if isinstance(step, LaplacianSmoothing | AdaptiveSmoothing)]
+        return getattr(found[0], "strength", None) if found else 0.0
+
+    @property
     def own_code(self) -> list[str]:
         """The names of a person's own code that this recipe runs."""
         steps = self.denoiser if isinstance(self.denoiser, list) else [self.denoiser]
