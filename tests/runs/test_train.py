@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import dpfedls
 from dpfedls import InputError, Momentum
@@ -211,6 +212,24 @@ def test_deployed_noise_needs_a_folder_and_is_never_the_same(tmp_path):
     assert one.summary()["seconds_per_round"] is None
     assert not any("seconds" in line for line in (tmp_path / "a" / "rounds.jsonl").open())
     assert verify(tmp_path / "a")["valid"]
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_who_is_malformed_is_named_in_a_simulation_and_counts_as_zero_when_deployed(
+    tmp_path, mode, caplog
+):
+    """Stopping in round t by name would tell that this person was drawn then."""
+    caplog.set_level(logging.DEBUG)
+    bad = (torch.full((6, 4), torch.nan), torch.zeros(6).long())
+    clients = [TensorDataset(*own) for own in (*linear_clients(19), bad)]
+    everybody = plan(rounds=3, sampler=dpfedls.PoissonSampling(rate=1.0))
+    changes = {"clients": clients, "plan": everybody, "mode": mode, "folder": tmp_path / "r"}
+    if mode == "simulation":
+        with pytest.raises(InputError, match=r"clients\[19\] has 6 samples with NaN"):
+            train(**changes)
+    else:
+        assert len(train(**changes).history) == 3
+        assert "clients[" not in " ".join(caplog.messages)
 
 
 def test_without_a_folder_no_durable_ledger_is_claimed(tmp_path):

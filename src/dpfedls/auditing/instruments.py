@@ -184,6 +184,7 @@ def observed(
         engine.data,
         engine.block_size,
         engine.ranks,
+        engine.failing,
         record,
         tuple(absent),
     )
