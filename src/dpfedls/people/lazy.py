@@ -7,6 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,8 @@ from dpfedls.people.clients import ClientData, in_order
 from dpfedls.people.grouping import choice, require_count
 from dpfedls.people.samples import Samples, as_input, as_samples, each, joined
 from dpfedls.people.tables import collated
+
+_TRIED = 8  # people that are loaded before a run starts: where all are malformed, the model is
 
 
 class LazyClients:
@@ -122,6 +125,20 @@ class LazyClients:
 
 
 People: TypeAlias = ClientData | LazyClients
+
+
+def someone(data: Any) -> int:
+    """A person with samples, whose shapes stand for everybody's.
+
+    The first; of lazy people the first of a few who can be loaded, since one malformed person must
+    not keep a run from starting. Where none can, the first, who then says why.
+    """
+    there = np.flatnonzero(data.sizes)[:_TRIED].tolist()
+    for j in there if isinstance(data, LazyClients) else ():
+        with suppress(Exception, SystemExit):
+            data.client(j)
+            return j
+    return there[0]
 
 
 def people(clients: Any) -> People:
