@@ -77,7 +77,11 @@ def settings(thing: Any) -> dict[str, str]:
         return {}
     names = (*getattr(thing, "__struct_fields__", ()), *getattr(thing, "__dict__", ()))
     values = {name: getattr(thing, name) for name in names}
-    return {n: repr(v)[:100] if isinstance(v, _PLAIN) else name_of(v) for n, v in values.items()}
+    return {  # every torch module has a dozen private tables
+        name: repr(value)[:100] if isinstance(value, _PLAIN) else name_of(value)
+        for name, value in values.items()
+        if not name.startswith("_") or (isinstance(value, _PLAIN) and value is not None)
+    }
 
 
 def _module(place: str, name: str, what: str) -> ModuleType:
