@@ -232,6 +232,27 @@ def test_who_is_malformed_is_named_in_a_simulation_and_counts_as_zero_when_deplo
         assert "clients[" not in " ".join(caplog.messages)
 
 
+class FailsInTraining(nn.Linear):
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            raise RuntimeError("mine")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_trains_nobody_is_refused_before_anything_is_paid(tmp_path, lazy):
+    """Deployed, whoever fails counts as zero; where all do, every round would be paid in vain."""
+    clients = [TensorDataset(*own) if lazy else own for own in linear_clients()]
+    changes = {"clients": clients, "engine": "looped", "mode": "deployed"}
+    for wrong, message in (
+        ({"loss": nn.CrossEntropyLoss()}, "one loss per sample"),
+        ({"model": FailsInTraining(4, 3)}, "RuntimeError: mine"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(**changes, **wrong, folder=tmp_path / "r")
+        assert not (tmp_path / "r").exists()
+
+
 def test_without_a_folder_no_durable_ledger_is_claimed(tmp_path):
     claimed = [" ".join(train(folder=f).statement["enforced"]) for f in (None, tmp_path / "r")]
     assert "paid for in the ledger" not in claimed[0]

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
+from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable
 from dpfedls.engine import choose
 from dpfedls.engine.ranks import ALONE, Workers
@@ -18,6 +20,7 @@ from dpfedls.errors import InputError
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
+from dpfedls.people.lazy import someone
 from dpfedls.people.samples import each
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs.fitting import fitted
@@ -120,9 +123,14 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         engine=recipe.engine,
         block_size=recipe.block_size,
     )
-    if recipe.mode == "deployed":  # an error that names people would tell who was drawn
+    layout = Layout.of(model)
+    if recipe.mode == "deployed":
+        # Once it runs, an error that names people would tell who was drawn. That model and loss
+        # train at all is seen before, or every round would be paid for and nothing learned.
+        one, bound = np.array([someone(task.data)]), Bound(recipe.plan.clipping.start)
+        engine.clipped_total(layout.read(model), one, 0, 0, bound)
         engine = replace(engine, failing="zero")
-    server = server_for(recipe, Layout.of(model), denoiser)
+    server = server_for(recipe, layout, denoiser)
     return Simulation(engine, server, streams), model
 
 
