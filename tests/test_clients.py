@@ -440,6 +440,24 @@ def test_the_bound_holds_for_lazy_people_too():
     assert torch.equal(data.client(2)[0]["x"], LazyClients(lazy_people(), 2, 3).client(2)[0]["x"])
 
 
+def test_which_samples_of_lazy_people_count_does_not_depend_on_who_else_is_there():
+    """By label in a dict; in a list by the place, which whoever leaves leaves empty."""
+    named = dict(zip("edcba", lazy_people((9,) * 5), strict=True))
+
+    def kept(datasets):
+        data = LazyClients(datasets, most_samples=3, seed=1)
+        own = [data.client(j) for j in np.flatnonzero(data.sizes)]
+        return {int(y[0]): (x["x"].flatten() % 10).tolist() for x, y in own}
+
+    everybody, listed = kept(named), kept(list(named.values()))
+    assert len({tuple(rows) for rows in everybody.values()}) > 1
+    for gone in named:
+        without = {label: own for label, own in named.items() if label != gone}
+        emptied = [own if label != gone else Items([]) for label, own in named.items()]
+        assert kept(without).items() < everybody.items()
+        assert kept(emptied).items() < listed.items()
+
+
 def test_lazy_people_of_unlike_shapes_are_told_apart():
     data = LazyClients([Items([(torch.zeros(n), 0)]) for n in (2, 3)])
     with pytest.raises(InputError, match=r"clients \[0, 1\] cannot be stacked"):

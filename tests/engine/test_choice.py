@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from dpfedls import ClientData, InputError
+from dpfedls import ClientData, InputError, LazyClients
 from dpfedls.clipping import Bound
 from dpfedls.engine import ENGINES, Engine, choose
 from dpfedls.engine.layers import (
@@ -23,6 +24,7 @@ from dpfedls.engine.layers import (
 from dpfedls.engine.probe import MadeUp
 from dpfedls.local_sgd import LoopedUpdate
 from dpfedls.parameters import Layout
+from dpfedls.people.checks import check_samples
 from dpfedls.people.losses import cross_entropy
 from federations import local
 
@@ -287,3 +289,66 @@ def test_which_pools_are_plain(layer, side):
     if side is not None:  # and then the side is all that matters
         images = torch.randn(1, 2, 6, 12)
         assert torch.equal(layer(images), nn.functional.max_pool2d(images, side))
+
+
+class Person(Dataset):
+    """Five samples, of which each is ``made``; None is an error of the loader."""
+
+    def __init__(self, made=None, size=5):
+        self.made, self.size = made, size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        if self.made is None:
+            raise OSError("unreadable")
+        return self.made(i), i % 3
+
+
+class MeanOfWords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 3)
+
+    def forward(self, tokens):
+        return self.embed(tokens).mean(1)
+
+
+@pytest.mark.parametrize("name", ["looped", "vmapped"])
+def test_where_failing_means_zero_a_malformed_person_is_like_an_absent_one(name):
+    """Whoever is malformed changes nobody else's part in the sum, and is not named."""
+    malformed = [
+        Person(),
+        Person(lambda i: torch.full((6,), math.nan)),
+        Person(lambda i: torch.zeros(5)),
+        Person(lambda i: torch.zeros(6) if i else torch.zeros(5)),
+    ]
+    sound = [Person(lambda i, k=k: torch.arange(6.0).sin() * (i + k)) for k in range(3)]
+    absent = [Person(size=0)] * len(malformed)
+    totals, model = [], nn.Linear(6, 3)
+    for others in (malformed, absent):
+        data = LazyClients([*sound[:2], *others, sound[2]])
+        check_samples(model, data, "clients")
+        engine = replace(choose(model, data, local(), engine=name), failing="zero")
+        asked = (Layout.of(model).read(model), np.arange(7), 0, 0, Bound(1.0, 0.1))
+        totals.append(engine.clipped_total(*asked))
+        if others is malformed:
+            with pytest.raises(InputError, match=r"clients\[|client"):
+                replace(engine, failing="stop").clipped_total(*asked)
+    assert totals[1].any()
+    torch.testing.assert_close(*totals, rtol=1e-6, atol=1e-8)
+
+
+def test_people_of_unlike_shapes_count_where_failing_means_zero():
+    """Samples that cannot be stacked are nobody's fault: each trains alone."""
+    longer = Person(lambda i: torch.arange(7) + i % 2)
+    model, totals = MeanOfWords(), []
+    for name in ("looped", "vmapped"):
+        data = LazyClients([Person(lambda i: torch.arange(4) + i), longer])
+        engine = replace(choose(model, data, local(), engine=name), failing="zero")
+        asked = (Layout.of(model).read(model), np.arange(2), 0, 0, Bound(1.0))
+        totals.append(engine.clipped_total(*asked))
+        one = engine.clipped_total(asked[0], np.arange(1), *asked[2:])
+        assert not torch.allclose(totals[-1], one)
+    torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-6)

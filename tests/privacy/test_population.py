@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from dpfedls import BudgetExhausted, FixedSizeSampling, InputError
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.accountants import epsilon
 from dpfedls.privacy.ledger import SqliteLedger
-from dpfedls.privacy.population import JointLedger, Population, population_path
+from dpfedls.privacy.population import JointLedger, Population, account_path
 from federations import plan
 
 DELTA = 1e-2
@@ -140,7 +141,7 @@ except BudgetExhausted:
 
 
 def test_a_promise_is_not_edited_and_not_forgotten(path):
-    with pytest.raises(InputError, match="give budget and delta the first time"):
+    with pytest.raises(InputError, match=r"missing or empty.*give budget and delta where"):
         Population(path)
     assert not path.parent.exists()
     with pytest.raises(InputError, match="epsilon must be"):
@@ -183,12 +184,47 @@ def test_a_runs_ledger_is_not_taken_for_a_population(tmp_path):
         Population(tmp_path / "a.sqlite")
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b"])
-def test_names_that_are_no_names(tmp_path, name):
-    with pytest.raises(InputError, match="not a plain name"):
-        population_path(tmp_path / "runs" / "mine", name)
+@pytest.mark.parametrize("name", ["", "p", "../x.sqlite", "a/b.sqlite", "/tmp/p", "/tmp/.sqlite"])
+def test_one_name_is_one_account(name):
+    """What depends on where one stands, or on the run's folder, would be several."""
+    with pytest.raises(InputError, match=r"not the full path .* give one such as .*\.sqlite"):
+        account_path(name)
 
 
-def test_where_an_account_is_kept(tmp_path):
-    found = population_path(tmp_path / "runs" / "mine", "hospital-a")
-    assert found == tmp_path / "populations" / "hospital-a.sqlite"
+def test_a_new_account_is_said_and_an_empty_file_is_none(path, caplog):
+    """A crash may leave a file without an entry, or without a byte."""
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(InputError, match="missing or empty"):
+        Population(path)
+    with pytest.raises(InputError, match="missing or empty"):  # now it has a table
+        Population(path)
+    Population(path, 2.0, DELTA)
+    Population(path)
+    said = f"{path} is a new account: its population may spend ε = 2 at δ = 0.01 in all"
+    assert caplog.messages == [said]
+
+
+def test_the_folders_of_an_account_are_on_disk(path, monkeypatch):
+    """A power cut takes a folder away whose name was not synced where it stands."""
+    synced = set()
+    real = os.fsync
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda handle: (synced.add(os.readlink(f"/proc/self/fd/{handle}")), real(handle)),
+    )
+    Population(path.parent / "deep" / "people.sqlite", 2.0, DELTA)
+    home = path.parent.parent
+    assert {str(home), str(home / "populations"), str(home / "populations" / "deep")} <= synced
+
+
+def test_somebody_elses_database_is_not_written_to(tmp_path):
+    path = tmp_path / "places.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript("CREATE TABLE bookmarks (url TEXT); INSERT INTO bookmarks VALUES (1);")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"cannot be used as a ledger .*the table bookmarks"):
+        Population(path, 2.0, DELTA)
+    assert path.read_bytes() == before

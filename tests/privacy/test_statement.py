@@ -65,6 +65,17 @@ def test_only_a_durable_ledger_is_said_to_be_paid():
     assert not any("no ledger on disk" in line for line in durable["assumed"])
 
 
+@pytest.mark.parametrize("nodes", [None, Nodes()])
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_what_a_neighbour_shares_is_said(mode, nodes):
+    """Rate, denominator and δ follow N, which one person more or fewer would change."""
+    said = statement(plan(), mode=mode, nodes=nodes)["assumed"]
+    (public,) = [line for line in said if "how many people there are is public" in line]
+    assert "leaves an empty place" in public
+    later = [line for line in said if "loaded later and are malformed counts as zero" in line]
+    assert len(later) == (mode == "deployed" and nodes is None)
+
+
 def test_a_run_in_memory_claims_no_ledger():
     result = dpfedls.train(
         model=start_model(), clients=linear_clients(), plan=plan(rounds=1), local=local()

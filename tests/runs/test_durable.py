@@ -7,15 +7,17 @@ import resource
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import pytest
 
 from dpfedls import InputError
 from dpfedls.privacy.chain import open_to_write
-from dpfedls.privacy.durable import append, is_temporary, write_whole
+from dpfedls.privacy.durable import alone_in, append, is_temporary, write_whole
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import simulate as runs
+from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.verify import verify
 
 SMALL = ["plan.num_clients=60", "plan.rounds=3", "plan.noise_multiplier=1.0"]
@@ -60,6 +62,23 @@ def test_nothing_is_left_behind(tmp_path):
     assert is_temporary(tmp_path / f".file.{'a' * 16}.part")
     assert not is_temporary(path)
     assert not is_temporary(tmp_path / "mine.part")
+
+
+def test_of_two_runs_that_begin_at_once_in_a_folder_one_is_refused(tmp_path):
+    """One found the folder free, waits for the other, and must look again before it writes."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    first, second = (recipes.read("synthetic", [*SMALL, f"seed={seed}"]) for seed in (1, 2))
+    with ThreadPoolExecutor(1) as thread:
+        with alone_in(folder):
+            late = thread.submit(RunFolder, folder, second)
+            wait([late], timeout=0.3)
+            assert not late.done()
+            write_whole(folder / "recipe.toml", recipes.encode(first).encode())
+        with pytest.raises(InputError, match="holds the run of another recipe"):
+            late.result(timeout=60)
+    assert recipes.read(str(folder / "recipe.toml")) == first
+    assert not (folder / "ledger.sqlite").exists()
 
 
 def test_a_ledger_is_for_its_owner_alone(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import shutil
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -13,10 +14,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import dpfedls
 from dpfedls import InputError, Momentum
 from dpfedls.commands import main as cli
+from dpfedls.privacy.account import read_ledger
+from dpfedls.privacy.population import Population
+from dpfedls.runs.export import card
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
 from federations import linear_clients, local, plan, start_model
@@ -68,6 +73,72 @@ def test_the_same_call_goes_on_after_ctrl_c_to_the_same_model(tmp_path, denoiser
     again = train(denoiser=denoiser, folder=tmp_path / "cut")  # finished: nothing is trained
     assert again.epsilon == whole.epsilon
     assert torch.equal(weights(again.model), weights(whole.model))
+
+
+class Scale:
+    """A denoiser with a setting."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, release):
+        return self.by * release.value
+
+
+def one_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def other_loss(outputs, targets):
+    return 2 * one_loss(outputs, targets)
+
+
+def test_a_second_call_on_a_finished_folder_writes_nothing(tmp_path, caplog):
+    """Whoever calls it made no round: neither their code nor their commit belongs in the notes."""
+    short = {"budget": plan(rounds=3).epsilon()}
+    for name, changes in (("a", {}), ("b", short)):
+        folder = tmp_path / name
+        first = train(folder=folder, denoiser=Scale(0.3), **changes)
+        before = {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.rglob("*")}
+        caplog.clear()
+        again = train(folder=folder, denoiser=Scale(0.9), loss=other_loss, **changes)
+        assert {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.rglob("*")} == before
+        assert torch.equal(weights(again.model), weights(first.model))
+        assert again.metrics == first.metrics
+        assert (again.exhausted is None) == (first.exhausted is None) == (name == "a")
+        assert "with other code of your own than is given now (loss, denoiser)" in caplog.text
+
+
+def test_a_seal_that_was_cut_short_is_made(tmp_path):
+    train(folder=tmp_path / "r")
+    for name in ("privacy.json", "report.html", "notes.json"):
+        (tmp_path / "r" / name).unlink()
+        train(folder=tmp_path / "r")
+        assert verify(tmp_path / "r")["valid"], verify(tmp_path / "r")["problems"]
+
+
+def test_a_run_that_goes_on_with_other_code_names_both(tmp_path, caplog):
+    """In one line and in the notes; a mended loss must not cost the whole run's privacy again."""
+    for last, loss, by, expected in (
+        (1, one_loss, 0.3, (False, ["n:one_loss", "0.3"])),
+        (2, one_loss, 0.3, (False, ["n:one_loss", "0.3"])),
+        (3, one_loss, 0.9, (True, ["0.3", "n:one_loss", "0.9"])),
+        (4, other_loss, 0.9, (True, ["0.3", "n:one_loss", "other_loss", "0.9"])),
+    ):
+        found = []
+
+        def stop(record, last=last, found=found):
+            found.append(record)
+            if record.round == last:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(folder=tmp_path / "r", loss=loss, denoiser=Scale(by), watch=[stop])
+        assert len(found) == 1
+        notes = json.loads((tmp_path / "r" / "notes.json").read_text())["own_code"]
+        names = [code.get("settings", {}).get("by") or code["name"][-10:] for code in notes]
+        assert ("with other code of your own" in caplog.text, names) == expected
+        caplog.clear()
 
 
 def test_memory_makes_a_difference_and_is_sealed(tmp_path):
@@ -182,6 +253,45 @@ def test_deployed_noise_needs_a_folder_and_is_never_the_same(tmp_path):
     assert verify(tmp_path / "a")["valid"]
 
 
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_who_is_malformed_is_named_in_a_simulation_and_counts_as_zero_when_deployed(
+    tmp_path, mode, caplog
+):
+    """Stopping in round t by name would tell that this person was drawn then."""
+    caplog.set_level(logging.DEBUG)
+    bad = (torch.full((6, 4), torch.nan), torch.zeros(6).long())
+    clients = [TensorDataset(*own) for own in (bad, *linear_clients(19))]
+    everybody = plan(rounds=3, sampler=dpfedls.PoissonSampling(rate=1.0))
+    changes = {"clients": clients, "plan": everybody, "mode": mode, "folder": tmp_path / "r"}
+    if mode == "simulation":
+        with pytest.raises(InputError, match=r"clients\[0\] has 6 samples with NaN"):
+            train(**changes)
+    else:
+        assert len(train(**changes, server_rate="auto", test=None).history) == 3
+        assert "clients[" not in " ".join(caplog.messages)
+
+
+class FailsInTraining(nn.Linear):
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            raise RuntimeError("mine")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_trains_nobody_is_refused_before_anything_is_paid(tmp_path, lazy):
+    """Deployed, whoever fails counts as zero; where all do, every round would be paid in vain."""
+    clients = [TensorDataset(*own) if lazy else own for own in linear_clients()]
+    changes = {"clients": clients, "engine": "looped", "mode": "deployed"}
+    for wrong, message in (
+        ({"loss": nn.CrossEntropyLoss()}, "one loss per sample"),
+        ({"model": FailsInTraining(4, 3)}, "RuntimeError: mine"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(**changes, **wrong, folder=tmp_path / "r")
+        assert not (tmp_path / "r").exists()
+
+
 def test_without_a_folder_no_durable_ledger_is_claimed(tmp_path):
     claimed = [" ".join(train(folder=f).statement["enforced"]) for f in (None, tmp_path / "r")]
     assert "paid for in the ledger" not in claimed[0]
@@ -190,15 +300,107 @@ def test_without_a_folder_no_durable_ledger_is_claimed(tmp_path):
 
 
 def test_runs_of_one_population_share_one_budget(tmp_path, caplog):
+    """Wherever their folders are: one path is one account."""
+    account = tmp_path / "accounts" / "p.sqlite"
     with pytest.raises(InputError, match="has no ledger there; give folder="):
-        train(population="p", budget=1.0)
+        train(population=account, budget=1.0)
     once = plan(rounds=6).epsilon()
-    first = train(folder=tmp_path / "runs" / "a", population="p", budget=1.2 * once)
-    second = train(folder=tmp_path / "runs" / "b", population="p")
+    first = train(folder=tmp_path / "runs" / "a", population=account, budget=1.2 * once)
+    second = train(folder=tmp_path / "runs" / "sweep" / "b", population=account)
     assert first.exhausted is None
     assert second.exhausted is not None
     assert 0 < len(second.history) < 6
     assert "budget of the population exhausted" in caplog.text
+    assert caplog.text.count("is a new account") == 1
+
+
+def test_a_run_goes_on_only_with_the_account_that_it_paid_into(tmp_path):
+    """Gone, empty, of an earlier day, or opened anew by another run."""
+    account = tmp_path / "p.sqlite"
+    changes = {"folder": tmp_path / "r", "population": account, "budget": 50.0, "mode": "deployed"}
+    days = []
+    for last in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            train(**changes, watch=[stop_after(last)])
+        days.append(account.read_bytes())
+    account.unlink()
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"missing or empty.*restore the file from a backup"):
+            train(**changes)
+        account.touch()
+    account.write_bytes(days[0])
+    with pytest.raises(InputError, match=r"does not hold round 2, .*spend the same privacy twice"):
+        train(**changes)
+    account.unlink()
+    Population(account, 50.0, 1e-2)
+    with pytest.raises(InputError, match="does not hold round 1"):
+        train(**changes)
+    assert not read_ledger(account).entries
+    account.write_bytes(days[1])
+    assert len(train(**changes).history) == 6
+    assert verify(tmp_path / "r")["valid"], verify(tmp_path / "r")["problems"]
+
+
+def test_a_wrong_budget_leaves_no_folder_and_the_corrected_call_runs(tmp_path):
+    changes = {"folder": tmp_path / "r", "population": tmp_path / "p.sqlite"}
+    with pytest.raises(InputError, match="give budget and delta where this is the first run"):
+        train(**changes)
+    assert list(tmp_path.iterdir()) == []
+    assert len(train(**changes, budget=50.0).history) == 6
+    # Fewer people, another δ: the message's way out can be taken.
+    fewer = {
+        "folder": tmp_path / "s",
+        "clients": linear_clients(19),
+        "plan": plan(num_clients=19, rounds=6, delta=None),
+        "population": tmp_path / "p.sqlite",
+    }
+    with pytest.raises(InputError, match="leave budget out"):
+        train(**fewer, budget=50.0)
+    assert not (tmp_path / "s").exists()
+    assert len(train(**fewer).history) == 6
+
+
+@pytest.mark.parametrize("every", [3, 10])
+def test_the_last_model_is_evaluated_when_the_budget_ends_the_run(tmp_path, every):
+    budget = plan(rounds=4).epsilon()
+    changes = {"folder": tmp_path / "r", "budget": budget, "evaluate_every": every}
+    with pytest.raises(KeyboardInterrupt):
+        train(**changes, watch=[stop_after(4)])
+    shutil.rmtree(tmp_path / "r" / "checkpoint")  # all is run again, and none but the last is last
+    result = train(**changes)
+    x, y = TEST
+    assert len(result.history) == 4
+    assert result.accuracy == pytest.approx(float((result.model(x).argmax(1) == y).float().mean()))
+    assert [record.round for record in result.history if record.metrics] == [3, 4][every == 10 :]
+    assert f"Test accuracy: {100 * result.accuracy:.1f}" in card(tmp_path / "r")
+    assert "20 people, 4 of 6 rounds." in card(tmp_path / "r")
+
+
+def test_a_last_model_that_could_not_be_evaluated_is_said(tmp_path, caplog):
+    """Another run of the population takes the round that was to follow."""
+    account, event = tmp_path / "p.sqlite", plan(rounds=6).round_event
+
+    def other(record):
+        if record.round == 2:
+            Population(account).spend(event, 0, "another run's")
+
+    changes = {"population": account, "budget": plan(rounds=3).epsilon(), "evaluate_every": 10}
+    result = train(folder=tmp_path / "r", watch=[other], **changes)
+    assert (len(result.history), result.metrics) == (2, {})
+    assert "the last model was not evaluated" in caplog.text
+    assert verify(tmp_path / "r")["valid"]
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "strength"),
+    [
+        (None, 0.0),
+        (dpfedls.AdaptiveSmoothing(), None),
+        (dpfedls.chain(dpfedls.LaplacianSmoothing(strength=2.0), Momentum()), 2.0),
+    ],
+)
+def test_a_summary_says_the_strength_of_any_smoothing(denoiser, strength):
+    assert train(denoiser=denoiser, plan=plan(rounds=1)).summary()["strength"] == strength
 
 
 def test_loggers_and_progress_see_every_round(tmp_path, capsys):

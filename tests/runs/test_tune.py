@@ -101,7 +101,7 @@ def test_every_trial_keeps_the_promise_of_the_recipe():
         ("plan.num_clients=10,20", [], "would change the promise"),
         ("server_rate=1,2", ["plan.noise_multiplier=0"], "no ε to keep fixed"),
         ("server_rate=1,2", ['mode="deployed"'], 'has mode = "deployed", so it is about real'),
-        ("server_rate=1,2", ["population=people.sqlite"], "has population, so it is about real"),
+        ("server_rate=1,2", ["population=/p.sqlite"], "has population, so it is about real"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(grid, settings, why):

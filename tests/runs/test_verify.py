@@ -339,13 +339,13 @@ def test_a_folder_that_is_no_run(tmp_path):
 
 def test_a_run_that_names_a_population_has_paid_into_it(tmp_path):
     settings = ["plan.num_clients=60", "plan.rounds=3", "plan.noise_multiplier=1.0"]
-    recipe = recipes.read("synthetic", [*settings, 'population="p"', "budget=50.0"])
+    account, other = tmp_path / "accounts" / "p.sqlite", tmp_path / "runs" / "other"
+    recipe = recipes.read("synthetic", [*settings, f"population={account}", "budget=50.0"])
     folder = tmp_path / "runs" / "one"
     runs.start(recipe, folder)
     found = verify(folder)
     assert found["valid"], found["problems"]
     assert "every round was paid into the population p too" in [c["check"] for c in found["checks"]]
-    account, other = tmp_path / "populations" / "p.sqlite", tmp_path / "runs" / "other"
     # Another run's payments, same seed and nonces, are not this one's.
     kept = account.read_bytes()
     account.unlink()

@@ -185,6 +185,7 @@ def observed(
         engine.data,
         engine.block_size,
         engine.ranks,
+        engine.failing,
         record,
         tuple(absent),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ class Engine:
     data: People
     block_size: int  # how many clients train at once: bounds memory; a GPU may round otherwise
     ranks: Workers = ALONE  # who else trains a part of each cohort
+    failing: Literal["stop", "zero"] = "stop"  # what a person who cannot be trained does to the run
 
     def clipped_total(
         self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
@@ -59,19 +61,30 @@ class Engine:
     ) -> Updates:
         try:
             return self.update(params, block, round_, key, radius)
-        except InputError:
-            raise
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{len(block)} clients do not fit into the device's memory at once; "
                 f"set block_size below {self.block_size}: less memory, more time, the same results "
                 "up to rounding"
             ) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a loader is a person's code too
+            if self.failing == "zero":
+                return self._each_alone(params, block, round_, key, radius)
+            if isinstance(error, InputError):
+                raise
             raise InputError(
                 f"the {self.name} engine could not train {_named(block)} in round {round_} "
                 f"({first_line(error)}); make model, loss and these clients' samples fit"
             ) from error
+
+    def _each_alone(
+        self, params: Vector, block: Indices, round_: int, key: int, radius: float
+    ) -> Updates:
+        """Whoever fails alone counts as zero: others must not, and nobody may hear who it was."""
+        if len(block) == 1:
+            return params.new_zeros(1, len(params))
+        rows = [self._updates(params, block[[i]], round_, key, radius) for i in range(len(block))]
+        return torch.cat(rows)
 
 
 def first_line(error: BaseException) -> str:

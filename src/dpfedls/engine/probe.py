@@ -21,6 +21,7 @@ from dpfedls.engine.engine import first_line
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, LoopedUpdate, Rows, Tree
+from dpfedls.people.lazy import someone
 
 
 class NotVmapped(Exception):
@@ -81,8 +82,7 @@ class MadeUp:
             drawn = torch.rand(shape, generator=rng).to(like)
             return drawn if like.is_floating_point() else torch.zeros_like(drawn)
 
-        someone = int(np.argmax(data.sizes > 0))
-        row = torch.tensor([int(data.starts[someone])], device=device)
+        row = torch.tensor([int(data.starts[someone(data)])], device=device)
         return cls(*tree_map_only(Tensor, samples, data.take(row)))
 
     def take(self, rows: Tensor, padded: bool = False) -> tuple[Tree, Tree]:

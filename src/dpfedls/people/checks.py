@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpfedls.errors import InputError
 from dpfedls.people.clients import ClientData
 from dpfedls.people.fit import check_fit, check_values
-from dpfedls.people.lazy import LazyClients
+from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Samples, as_samples
 
@@ -105,7 +105,7 @@ def _check(model: nn.Module, samples: Samples, where: str, loss: Loss) -> None:
 def _someone(data: ClientData | LazyClients, where: str) -> int:
     if not data.sizes.any():
         raise InputError(f"{where} hold no samples; give at least one")
-    return int(np.argmax(data.sizes > 0))
+    return someone(data)
 
 
 def _blocks(data: ClientData) -> Iterator[tuple[list[int], Tensor]]:

@@ -6,7 +6,8 @@ import copy
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,21 +22,24 @@ from dpfedls.people.grouping import choice, require_count
 from dpfedls.people.samples import Samples, as_input, as_samples, each, joined
 from dpfedls.people.tables import collated
 
+_TRIED = 8  # people that are loaded before a run starts: where all are malformed, the model is
+
 
 class LazyClients:
     """A torch Dataset a person, of (features, target) items, loaded when that person trains.
 
-    To the engines it is like ``ClientData``; rows are numbered person by person. Once more than
-    ``kept`` people are in memory, or more than train at once, whoever was used longest ago is
-    forgotten. ``check(j, samples)``
-    is called on each person's samples when they are loaded, and on nobody else's.
+    A person's label is the key in a dict of them; in a list it is the place, which stays that
+    person's own: whoever leaves leaves an empty data set. To the engines it is like ``ClientData``;
+    rows are numbered person by person. Once more than ``kept`` people are in memory, or more than
+    train at once, whoever was used longest ago is forgotten. ``check(j, samples)`` is called on
+    each person's samples when they are loaded, and on nobody else's.
     """
 
     order = None
 
     def __init__(
         self,
-        datasets: Sequence[Any],
+        datasets: Sequence[Any] | Mapping[Any, Any],
         most_samples: int | None = None,
         seed: int = 0,
         kept: int = 8,
@@ -43,6 +47,9 @@ class LazyClients:
         require_positive("kept", kept, "whoever trains must be in memory")
         if most_samples is not None:
             require_count(most_samples)
+        self._labels: Sequence[Any] = range(len(datasets))
+        if isinstance(datasets, Mapping):
+            self._labels, datasets = in_order({key: key for key in datasets}), in_order(datasets)
         try:
             lengths = np.array([len(dataset) for dataset in datasets], dtype=np.int64)
         except TypeError as error:
@@ -111,13 +118,27 @@ class LazyClients:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device)
         places = np.arange(size)
         if size < len(dataset):
-            places = choice([j], len(dataset), size, self.seed)[0]
+            places = choice([self._labels[j]], len(dataset), size, self.seed)[0]
         samples = as_samples(collated([dataset[i] for i in places.tolist()], where), where)
         self.check(j, samples)
         return each(lambda values: as_input(values).to(self.device), samples)
 
 
 People: TypeAlias = ClientData | LazyClients
+
+
+def someone(data: Any) -> int:
+    """A person with samples, whose shapes stand for everybody's.
+
+    The first; of lazy people the first of a few who can be loaded, since one malformed person must
+    not keep a run from starting. Where none can, the first, who then says why.
+    """
+    there = np.flatnonzero(data.sizes)[:_TRIED].tolist()
+    for j in there if isinstance(data, LazyClients) else ():
+        with suppress(Exception, SystemExit):
+            data.client(j)
+            return j
+    return there[0]
 
 
 def people(clients: Any) -> People:

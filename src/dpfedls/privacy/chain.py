@@ -74,6 +74,8 @@ def open_to_write(path: Path, *, wait: float, alone: bool) -> sqlite3.Connection
         connection = sqlite3.connect(path, timeout=wait, isolation_level=None)
         try:
             connection.execute(f"PRAGMA locking_mode = {'EXCLUSIVE' if alone else 'NORMAL'}")
+            if tables := _tables(connection) - {"entries", "sqlite_sequence"}:
+                raise sqlite3.DatabaseError(f"it holds the table {min(tables)}")
             connection.executescript(_SCHEMA)
             if alone and (verdict := _integrity(connection)) != "ok":
                 raise sqlite3.DatabaseError(verdict)
@@ -137,6 +139,11 @@ def is_busy(error: Exception) -> bool:
 def _read(uri: str) -> tuple[str, list[Row]]:
     with closing(sqlite3.connect(uri, uri=True)) as connection:
         return _integrity(connection), rows_after(connection)
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    """What a file holds before anything is written to it: it may be somebody else's database."""
+    return {n for (n,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
 
 
 def _integrity(connection: sqlite3.Connection) -> str:

@@ -6,9 +6,10 @@ learn from them. The argument is in docs/privacy.md, "Several runs".
 
 from __future__ import annotations
 
-import re
+import logging
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.privacy import chain
 from dpfedls.privacy.account import Account, Entry, read_account, read_ledger
 from dpfedls.privacy.accountants import check_delta, check_epsilon, epsilon
+from dpfedls.privacy.durable import make_folder
 from dpfedls.privacy.event import RoundEvent
 from dpfedls.privacy.ledger import SqliteLedger
 
+log = logging.getLogger("dpfedls")
 _WAIT = 60.0  # seconds; other runs hold the file for milliseconds at a time
 
 
@@ -38,16 +41,13 @@ class Population:
         self._entries: set[Entry] = set()
         self._heads = [""]
         self._covered: Counter[RoundEvent] = Counter()  # rounds known to stay within the budget
-        if not path.exists() and (budget is None or delta is None):
-            raise InputError(
-                f"{path} is not there yet, and nobody said what this population may spend; give "
-                "budget and delta the first time"
-            )
         if budget is not None:
             check_epsilon(budget)
         if delta is not None:
             check_delta(delta)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if budget is None or delta is None:
+            self._require_opened()
+        make_folder(path.parent)
         given = {"format": 1, "population": True, "budget": budget, "delta": delta}
         self.budget, self.delta = self._prepare(
             {key: value for key, value in given.items() if value is not None}
@@ -77,11 +77,38 @@ class Population:
             self._catch_up(connection)
         return epsilon(list(self._spent().items()), self.delta)
 
+    def require_paid(self, own: SqliteLedger) -> None:
+        """Refuse a run of which a round is not in this account: it would be spent twice."""
+        with closing(self._connect()) as connection:
+            self._catch_up(connection)
+        if missing := _unpaid(own.run, own.entries, self._entries):
+            raise InputError(
+                f"{self.path} does not hold round {missing[0]}, which {own.path} paid for; it is "
+                "not the account that the run began with, or one of an earlier day, and going on "
+                "would spend the same privacy twice: restore the account from a backup"
+            )
+
+    def _require_opened(self) -> None:
+        """A crash may leave a file without an entry: nothing was ever spent from it."""
+        if self.path.is_file():
+            with closing(self._connect()) as connection:
+                if chain.rows_after(connection):
+                    return
+        raise InputError(
+            f"{self.path} is missing or empty, so it is not known what this population may spend "
+            "and has spent; restore the file from a backup, or give budget and delta where this is "
+            "the first run of the population"
+        )
+
     def _prepare(self, given: dict[str, Any]) -> tuple[float, float]:
         with closing(self._connect()) as connection, chain.transaction(connection):
             rows = chain.rows_after(connection)
             if not rows:
                 chain.append(connection, "", msgspec.json.encode(given))
+                log.warning(
+                    "%s is a new account: its population may spend ε = %g at δ = %.3g in all",
+                    *(self.path, given["budget"], given["delta"]),
+                )
                 return given["budget"], given["delta"]
         found = read_account(rows)
         if found.problems:
@@ -92,8 +119,8 @@ class Population:
         if found.opening | given != found.opening:
             raise InputError(
                 f"{self.path} was opened for ε = {found.opening.get('budget')} at "
-                f"δ = {found.opening.get('delta')}; a promise is not edited: leave budget and "
-                "delta out, or name another population"
+                f"δ = {found.opening.get('delta')}; a promise is not edited: leave budget "
+                "out, or name another population"
             )
         return found.opening["budget"], found.opening["delta"]
 
@@ -185,20 +212,26 @@ def unpaid_problems(path: Path, own: Account) -> list[str]:
         return [f"the population's account {path}: {text}" for text in shared.problems]
     if not shared.opening.get("population"):
         return [f"{path} is not the account of a population"]
-    paid, run = set(shared.entries), str(own.opening.get("run", ""))
-    missing = [
-        entry.round + 1
-        for entry in own.entries
-        if msgspec.structs.replace(entry, nonce=payment_name(run, entry.nonce)) not in paid
-    ]
+    missing = _unpaid(str(own.opening.get("run", "")), own.entries, set(shared.entries))
     return [f"round {t} was not paid into the population {path.stem}" for t in missing[:1]]
 
 
-def population_path(folder: Path, name: str) -> Path:
-    """Where a population's account is kept: beside the folder that holds the run folders."""
-    if not re.fullmatch(r"\w[\w.-]*", name):
+def _unpaid(run: str, own: Iterable[Entry], shared: set[Entry]) -> list[int]:
+    """The rounds of a run, counted from 1, that a population's payments do not hold."""
+    return [
+        entry.round + 1
+        for entry in own
+        if msgspec.structs.replace(entry, nonce=payment_name(run, entry.nonce)) not in shared
+    ]
+
+
+def account_path(population: str) -> Path:
+    """Where a population's account is kept: one path, so that one name is never two accounts."""
+    path = Path(population)
+    if not path.is_absolute() or path.suffix != ".sqlite":
+        shown = Path.cwd() / "populations" / f"{path.stem or 'people'}.sqlite"
         raise InputError(
-            f"population {name!r} is not a plain name; it names a file: use letters, digits, "
-            "'-', '_' and '.'"
+            f"population = {population!r} is not the full path of an account, a file that all runs "
+            f'on the same people share; give one such as "{shown}"'
         )
-    return folder.resolve().parent.parent / "populations" / f"{name}.sqlite"
+    return path

@@ -58,6 +58,10 @@ def assumed(mode: str, ledger: LedgerKind, nodes: Nodes | None) -> list[str]:
     """What must hold beside, and nobody checked."""
     forgetful = "this is the only time it ran: no ledger on disk remembers another"
     one = "one person is one client and appears only once, with the same data if a run is resumed"
+    public = (
+        "how many people there are is public: rate, denominator and δ may follow it, and a person "
+        "who is not there leaves an empty place"
+    )
     rest = {
         "simulation": ["the deployed run samples, clips and adds noise as this one did"],
         "deployed": [
@@ -69,11 +73,12 @@ def assumed(mode: str, ledger: LedgerKind, nodes: Nodes | None) -> list[str]:
         "simulation": [],
         "deployed": [
             "who takes part stays secret",
-            "samples are well formed: a malformed one stops a run before it starts, for all to see",
+            "samples in memory are well formed: a malformed one stops a run before it starts, for "
+            "all to see; a person whose samples are loaded later and are malformed counts as zero",
         ],
     }
     where = machine[mode] if nodes is None else _on_nodes(nodes)
-    return [one, *rest[mode], *where, *([forgetful] if ledger == "memory" else [])]
+    return [one, public, *rest[mode], *where, *([forgetful] if ledger == "memory" else [])]
 
 
 def _on_nodes(nodes: Nodes) -> list[str]:

@@ -79,6 +79,17 @@ def require_paid(
     return heads
 
 
+def is_sealed(folder: Path) -> bool:
+    """Whether a run has ended here and each file is as it was sealed: then nothing is written."""
+    files = sealed_files(_stated(folder))
+    there = (folder / name for name in SEALED)
+    return bool(files) and all(p.is_file() and _digest(folder, p) in files.items() for p in there)
+
+
+def _digest(folder: Path, path: Path) -> tuple[str, str]:
+    return str(path.relative_to(folder)), file_digest(path)
+
+
 def _require_newest(folder: Path, ledger: SqliteLedger, held: int) -> None:
     """Refuse a checkpoint of an earlier day: its later rounds would be released a second time.
 

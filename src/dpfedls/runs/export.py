@@ -50,15 +50,18 @@ def card(folder: Path) -> str:
     notes = read_notes(folder)
     model = notes.get("model", {})
     curve = attack_curve(facts, recipe.plan.spent(facts["mechanism"]["rounds_paid"]))
-    reached = last_metrics(read_rounds(folder))
+    rounds = read_rounds(folder)
+    made = f"{len(rounds)} of {recipe.plan.rounds} rounds"
     lines = [
-        f"- Data: {recipe.task}, {recipe.plan.num_clients:,} people, {recipe.plan.rounds} rounds.",
+        f"- Data: {recipe.task}, {recipe.plan.num_clients:,} people, {made}.",
         f"- Method: {recipe.method}.",
         f"- Made by: {', then '.join(notes.get('made_by', []))}.",
     ]
     if model:
         lines.append(f"- Model: {model['class']}, {model['parameters']:,} trained parameters.")
-    lines += [f"- Test {name}: {shown(name, value)}." for name, value in reached.items()]
+    lines += [
+        f"- Test {name}: {shown(name, value)}." for name, value in last_metrics(rounds).items()
+    ]
     lines.append(f"- SHA-256 of `{MODEL}`: `{sealed_files(facts)[MODEL]}`.")
     about = "\n".join(lines)
     simulated = facts["mode"] == "simulation"

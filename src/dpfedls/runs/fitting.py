@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
 from dpfedls.auto.choices import OPEN, rates_for
 from dpfedls.people.checks import check_model, check_samples
+from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.samples import each
 from dpfedls.runs.recipe import Recipe
 from dpfedls.tasks.task import Task
@@ -29,7 +29,9 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
     learning = recipe.chosen.get("local.learning_rate") == OPEN
     known = (recipe.plan, recipe.schedule, task.model, task.loss)
     if task.test is None:
-        first = int(np.argmax(task.data.sizes > 0))
+        if isinstance(task.data, LazyClients):
+            check_samples(task.model, task.data, "clients", task.loss)
+        first = someone(task.data)
         samples = each(lambda values: values[:1], task.data.client(first))
         check_samples(task.model, samples, f"clients[{first}]", task.loss)
         rates = rates_for(*known, samples=samples, public=False)

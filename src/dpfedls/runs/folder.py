@@ -15,15 +15,22 @@ from torch import nn
 from dpfedls.errors import InputError
 from dpfedls.parameters import Layout
 from dpfedls.privacy import bounded
-from dpfedls.privacy.durable import append, is_temporary, make_folder, sync_folder, write_whole
-from dpfedls.privacy.ledger import Ledger, SqliteLedger
-from dpfedls.privacy.population import JointLedger, Population, population_path
+from dpfedls.privacy.durable import (
+    alone_in,
+    append,
+    is_temporary,
+    make_folder,
+    sync_folder,
+    write_whole,
+)
+from dpfedls.privacy.ledger import SqliteLedger
+from dpfedls.privacy.population import JointLedger, Population, account_path
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
-from dpfedls.runs.evidence import require_ledger, require_paid
+from dpfedls.runs.evidence import is_sealed, require_ledger, require_paid
 from dpfedls.runs.log import next_head
 from dpfedls.runs.model_file import model_metadata
-from dpfedls.runs.origin import origin
+from dpfedls.runs.origin import noted, origin
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.report import write_report
@@ -39,13 +46,22 @@ class RunFolder:
     """One run's folder, held by one process: its ledger, the last released state, its log."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
-        self.folder, self.recipe, self._writer = folder, open_folder(folder, recipe), Writer()
-        require_ledger(folder)
-        digest = bounded.file_digest(folder / "recipe.toml")
-        shared = recipe.population is not None  # then the budget is the population's
-        budget = None if shared else recipe.budget
-        self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
+        self.folder, self.recipe, self._writer = folder, recipe, Writer()
+        shared = _population(recipe, require_own(folder, recipe))  # before any file is made
+        make_folder(folder)
+        with alone_in(folder):  # from looking to holding the ledger nobody else begins here
+            if not require_own(folder, recipe):
+                write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
+            require_ledger(folder)
+            self._sealed = is_sealed(folder)  # asked before the ledger is ours: see chain.py
+            digest = bounded.file_digest(folder / "recipe.toml")
+            budget = recipe.budget if shared is None else None  # else it is the population's
+            self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
         try:
+            if shared is not None:
+                shared.require_paid(self.ledger)
+            account = self.ledger if shared is None else JointLedger(self.ledger, shared)
+            self.account = WrittenFirst(account, self._writer)
             self._found = Checkpoint.load(folder) if (folder / FILE).is_file() else None
             self._rounds = read_rounds(folder)
             self._heads = require_paid(
@@ -55,15 +71,6 @@ class RunFolder:
         except BaseException:
             self.ledger.close()
             raise
-
-    @property
-    def account(self) -> Ledger:
-        """Where rounds are paid for: here, and first with the population that the run is of."""
-        if self.recipe.population is None:
-            return WrittenFirst(self.ledger, self._writer)
-        path = population_path(self.folder, self.recipe.population)
-        shared = Population(path, self.recipe.budget, self.recipe.plan.delta)
-        return WrittenFirst(JointLedger(self.ledger, shared), self._writer)
 
     def last_state(self, start: ServerState) -> ServerState:
         """The state of the checkpoint, or ``start`` where no round was released yet."""
@@ -85,15 +92,32 @@ class RunFolder:
     def trimmed(self, last: int) -> list[RoundRecord]:
         """The log up to round ``last``; what a crash left behind it will be run again."""
         rounds = self._rounds[:last]
-        write_whole(self.folder / "rounds.jsonl", b"".join(map(_encoded, rounds)))
+        if not self._sealed:
+            write_whole(self.folder / "rounds.jsonl", b"".join(map(_encoded, rounds)))
         self.ledger.log = self._heads[last]
         return rounds
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Keep what made the run beside it: engine, own code, model, day and commit."""
+        """Keep what made the run beside it: engine, own code, model, day and commit.
+
+        A run may go on with other code, a mended loss, say: ε does not depend on it, and a new run
+        would be paid for again. Both are named then, the one at work last.
+        """
         path = self.folder / "notes.json"
-        noted = facts | origin(path)
-        write_whole(path, json.dumps(noted, indent=2, ensure_ascii=False).encode())
+        before, now = noted(path), facts["own_code"]
+        if before.started and before.own_code[len(before.own_code) - len(now) :] != now:
+            other = [code["used_as"] for code in now if code not in before.own_code]
+            log.warning(
+                "%s was made with other code of your own than is given now (%s)%s",
+                self.folder,
+                ", ".join(dict.fromkeys(other)) or "less of it, or in another order",
+                "" if self._sealed else "; it goes on with the new, and its notes name both",
+            )
+        if self._sealed:
+            return
+        every = [*(code for code in before.own_code if code not in now), *now]
+        values = facts | {"own_code": every} | origin(path)
+        write_whole(path, json.dumps(values, indent=2, ensure_ascii=False).encode())
 
     def record(self, line: RoundRecord, state: ServerState) -> None:
         """Write a released round: the log's line first, then the checkpoint it is found by.
@@ -125,8 +149,10 @@ class RunFolder:
             self.ledger.close()
 
     def seal(self, model: nn.Module, rounds: list[RoundRecord], facts: dict[str, Any]) -> None:
-        """Close the folder's account; write model, statement and report."""
+        """Close the folder's account; write model, statement and report, unless they stand."""
         self.close()
+        if self._sealed:
+            return
         folder, recipe = self.folder, self.recipe
         tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
         described = model_metadata(recipe.mode, Layout.of(model).names)
@@ -146,21 +172,34 @@ class RunFolder:
             )
 
 
-def open_folder(folder: Path, recipe: Recipe) -> Recipe:
-    """The resolved recipe of a new folder, or of one that holds a run of the very same recipe."""
+def require_own(folder: Path, recipe: Recipe) -> bool:
+    """Whether a run of this very recipe has begun there; refuse whatever else the folder holds."""
     if is_free(folder):
-        make_folder(folder)
-        write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
-    elif not (folder / "recipe.toml").is_file():
+        return False
+    if not (folder / "recipe.toml").is_file():
         raise InputError(
             f"{folder} already holds files; nothing was touched: choose another folder"
         )
-    elif read_recipe(folder) != recipe:
+    if read_recipe(folder) != recipe:
         raise InputError(
             f"{folder} holds the run of another recipe; a promise is not edited: choose another "
             "folder, or take the recipe from the folder to go on with its run"
         )
-    return recipe
+    return True
+
+
+def _population(recipe: Recipe, begun: bool) -> Population | None:
+    """The account that the run shares with others; one that has begun never makes it anew.
+
+    It is made before the run's folder is, so a folder without it has lost it. A budget is said at
+    the δ of the run that says it; without one, the account's own budget and δ hold.
+    """
+    if recipe.population is None:
+        return None
+    path = account_path(recipe.population)
+    if begun or recipe.budget is None:
+        return Population(path)
+    return Population(path, recipe.budget, recipe.plan.delta)
 
 
 def is_free(folder: Path) -> bool:

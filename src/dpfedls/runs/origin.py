@@ -19,18 +19,26 @@ def origin(notes: Path) -> dict[str, Any]:
 
     Days, not seconds: how long rounds take follows the size of their cohorts, which is secret.
     """
-    try:
-        before = msgspec.json.decode(read_bounded(notes, STATEMENT), type=_Origin)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError):  # new, or damaged: written anew
-        before = _Origin()
+    before = noted(notes)
     made_by = [made for made in before.made_by if made != commit()]
     started = before.started or datetime.now(UTC).date().isoformat()
     return {"started": started, "made_by": [*made_by, commit()]}
 
 
-class _Origin(msgspec.Struct):
+class Noted(msgspec.Struct):
+    """What the notes of a run say of those who made it; nothing where there are none yet."""
+
     started: str = ""
     made_by: list[str] = []
+    own_code: list[dict[str, Any]] = []
+
+
+def noted(notes: Path) -> Noted:
+    """What was noted before; nothing in a new or damaged file, which is then written anew."""
+    try:
+        return msgspec.json.decode(read_bounded(notes, STATEMENT), type=Noted)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+        return Noted()
 
 
 @cache  # it asks git

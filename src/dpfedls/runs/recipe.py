@@ -36,6 +36,7 @@ from dpfedls.local_sgd import LocalSGD
 from dpfedls.privacy.bounded import SETTINGS, read_bounded
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.privacy.population import account_path
 from dpfedls.runs.explain import explain
 from dpfedls.stepping import NoiseRate, Schedule, ServerRate
 from dpfedls.tasks import own
@@ -77,7 +78,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     schedule: Schedule = "constant"  # of the server rate; √(1 − t/T) or 1 − t/T: falls to zero
     averaging: float = 0.0
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
-    population: str | None = None  # whose budget this run shares with others
+    population: str | None = None  # full path of the account whose budget this run shares
     mode: Literal["simulation", "deployed"] = "simulation"
     nodes: Nodes | None = None  # people's data is on a federation's nodes; else on one machine
     seed: int = 0
@@ -105,6 +106,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             require_positive("block_size", self.block_size, "it is how many clients train at once")
         if self.budget is not None:
             require_finite("budget", self.budget, "it is the ε never to exceed")
+        if self.population is not None:
+            account_path(self.population)
         if self.plan.expected_cohort < _FEWEST:
             raise InputError(
                 f"plan.sampler draws {self.plan.expected_cohort:.3g} people a round on average, so "
@@ -122,6 +125,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """What people call it: DP-Fed, DP-Fed-LS, or the names of its denoisers."""
         steps = self.denoiser if isinstance(self.denoiser, list) else [self.denoiser]
         return ", then ".join(map(_method, steps)) or "DP-Fed"
+
+    @property
+    def strength(self) -> float | None:
+        """σ of the smoothing, alone or in a chain: 0 without any, None where it adapts."""
+        steps = self.denoiser if isinstance(self.denoiser, list) else [self.denoiser]
+        found = [step for step in steps if isinstance(step, LaplacianSmoothing | AdaptiveSmoothing)]
+        return getattr(found[0], "strength", None) if found else 0.0
 
     @property
     def own_code(self) -> list[str]:

@@ -127,7 +127,7 @@ def summary(
         "clip_norm": rounds[-1].clip_norm if rounds else None,
         "method": recipe.method,
         "chosen": recipe.chosen,
-        "strength": getattr(recipe.denoiser, "strength", 0.0),
+        "strength": recipe.strength,
         "seconds_per_round": sum(seconds) / len(seconds) if seconds else None,
         "private": recipe.plan.is_private,
         "mode": recipe.mode,

@@ -7,6 +7,7 @@ it the function that makes a round.
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from dpfedls.runs.record import Result, RoundRecord, Watch
 from dpfedls.server import Server, ServerState
 from dpfedls.tasks import own
 from dpfedls.tasks.task import Task
+
+log = logging.getLogger("dpfedls")
 
 
 @dataclass
@@ -101,14 +104,28 @@ class Run:
 
     def _metrics(self, state: ServerState) -> dict[str, float | None]:
         due = state.round % self.recipe.evaluate_every == 0
-        if self.task.test is None or not (due or state.round == self.recipe.plan.rounds):
+        if self.task.test is None or not (due or self._is_last(state)):
             return {}
         self.server.layout.write(state.average, self.model)
         return plain(evaluate(self.model, self.task.test, self.task.loss, self.task.metrics))
 
+    def _is_last(self, state: ServerState) -> bool:
+        """Whether no round follows: the plan has no more, or the budget covers no other."""
+        if any(entry.round == state.round for entry in self._own_ledger.entries):
+            return False  # it is paid for already, and run again at no new cost
+        try:
+            self.server.ledger.check(self.recipe.plan.round_event)
+        except BudgetExhausted:
+            return True
+        return state.round == self.recipe.plan.rounds
+
     def _sealed(self, exhausted: BudgetExhausted | None) -> Result:
         """Write the last model, the statement and the report, and give the folder free."""
         self.server.layout.write(self.state.average, self.model)
+        if self.task.test is not None and self.history and not self.history[-1].metrics:
+            # Known only now: a crash, or another run of the population, took the round that was
+            # to follow, and a line of the log is not altered once a payment holds its digest.
+            log.warning("the last model was not evaluated: metrics are of an earlier round's")
         facts = statement(
             self.recipe.plan,
             mode=self.recipe.mode,
@@ -213,11 +230,14 @@ def _notes(run: Run) -> dict[str, object]:
     code = [("loss", task.loss), *task.metrics.items(), *(("denoiser", step) for step in steps)]
     if own.is_own(run.recipe.task):
         code.append(("task", own.load(run.recipe.task, "task")))
+    if not own.name_of(run.model).startswith("torch."):
+        code.append(("model", type(run.model)))
     return {
         "engine": run.engine,
         "model": {"class": own.name_of(run.model), "parameters": run.server.layout.dim},
         "own_code": [
             {"used_as": key, "name": own.name_of(thing), "sha256": own.source_digest(thing)}
+            | ({"settings": settings} if (settings := own.settings(thing)) else {})
             for key, thing in code
             if not own.name_of(thing).startswith("dpfedls.")
         ],

@@ -8,15 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
+from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable
 from dpfedls.engine import choose
 from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.errors import InputError
 from dpfedls.metrics import evaluate
+from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
+from dpfedls.people.lazy import someone
 from dpfedls.people.samples import each
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs.fitting import fitted
@@ -119,6 +123,12 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         engine=recipe.engine,
         block_size=recipe.block_size,
     )
+    if recipe.mode == "deployed":
+        # Once it runs, an error that names people would tell who was drawn. That model and loss
+        # train at all is seen before, or every round would be paid for and nothing learned.
+        one, bound = np.array([someone(task.data)]), Bound(recipe.plan.clipping.start)
+        engine.clipped_total(Layout.of(model).read(model), one, 0, 0, bound)
+        engine = replace(engine, failing="zero")
     server = server_for(recipe, model, denoiser)
     return Simulation(engine, server, streams), model
 

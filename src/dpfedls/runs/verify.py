@@ -19,7 +19,7 @@ from dpfedls.privacy.account import Account, read_ledger
 from dpfedls.privacy.ledger import spent_epsilon
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
-from dpfedls.privacy.population import population_path, unpaid_problems
+from dpfedls.privacy.population import unpaid_problems
 from dpfedls.privacy.statement import statement
 from dpfedls.privacy.wording import left_without_noise
 from dpfedls.runs.checkpoint import FILE, Checkpoint
@@ -133,12 +133,12 @@ def _population(folder: Path) -> tuple[Path | None, list[str]]:
     name = values.get("population")
     if name is None:
         return None, []
-    path = population_path(folder, str(name))
-    if path.is_file():
+    path = Path(str(name))
+    if path.is_absolute() and path.is_file():
         return path, []
     return None, [
-        f"that every round was paid into the population {name}: its account {path} is not here; "
-        "verify the folder where the run was made, beside it"
+        f"that every round was paid into the population {path.stem}: its account {path} is not "
+        "here; verify the folder on the machine where the run was made"
     ]
 
 

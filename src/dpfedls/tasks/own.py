@@ -14,6 +14,8 @@ from typing import Any
 
 from dpfedls.errors import InputError
 
+_PLAIN = (bool, int, float, str, list, tuple, type(None))
+
 
 def is_own(name: str) -> bool:
     """Whether a name is that of a person's own code rather than of a part of the package."""
@@ -67,6 +69,19 @@ def source_digest(thing: Any) -> str | None:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None
     except (TypeError, OSError):
         return None
+
+
+def settings(thing: Any) -> dict[str, str]:
+    """How an object was set up: its attributes, in short where they are plain values."""
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        return {}
+    names = (*getattr(thing, "__struct_fields__", ()), *getattr(thing, "__dict__", ()))
+    values = {name: getattr(thing, name) for name in names}
+    return {  # every torch module has a dozen private tables
+        name: repr(value)[:100] if isinstance(value, _PLAIN) else name_of(value)
+        for name, value in values.items()
+        if not name.startswith("_") or (isinstance(value, _PLAIN) and value is not None)
+    }
 
 
 def _module(place: str, name: str, what: str) -> ModuleType:
