@@ -461,7 +461,7 @@ def test_fixed_size_cohorts_are_refused_unless_asked_for_in_as_many_words(tmp_pa
     assert server is None  # JSON has no infinity
     assert verify(tmp_path / "r")["valid"]
     assert not any("who takes part stays secret" in line for line in stated["assumed"])
-    with pytest.raises(InputError, match="another recipe"):  # a promise is not edited
+    with pytest.raises(InputError, match="another recipe"):  # settings stay
         deploy(small(FIXED, "nodes.reveal_cohorts=true", "nodes.most_samples=9"), tmp_path / "r")
 
 

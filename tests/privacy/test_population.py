@@ -148,7 +148,7 @@ def test_a_promise_is_not_edited_and_not_forgotten(path):
         Population(path, -1.0, DELTA)
     Population(path, 2.0, DELTA)
     for budget, delta in ((3.0, None), (None, 1e-3), (2.0, 1e-3)):
-        with pytest.raises(InputError, match="a promise is not edited"):
+        with pytest.raises(InputError, match="what was promised cannot be changed"):
             Population(path, budget, delta)
     assert (Population(path).budget, Population(path, 2.0, DELTA).delta) == (2.0, DELTA)
 
@@ -180,7 +180,7 @@ def test_tampering_is_noticed_when_opened_and_while_open(path):
 
 def test_a_runs_ledger_is_not_taken_for_a_population(tmp_path):
     own(tmp_path, "a").close()
-    with pytest.raises(InputError, match="a promise is not edited"):
+    with pytest.raises(InputError, match="what was promised cannot be changed"):
         Population(tmp_path / "a.sqlite")
 
 

@@ -119,8 +119,8 @@ class Population:
         if found.opening | given != found.opening:
             raise InputError(
                 f"{self.path} was opened for ε = {found.opening.get('budget')} at "
-                f"δ = {found.opening.get('delta')}; a promise is not edited: leave budget "
-                "out, or name another population"
+                f"δ = {found.opening.get('delta')}; what was promised cannot be changed: "
+                "leave budget out, or name another population"
             )
         return found.opening["budget"], found.opening["delta"]
 

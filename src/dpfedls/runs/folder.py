@@ -182,8 +182,9 @@ def require_own(folder: Path, recipe: Recipe) -> bool:
         )
     if read_recipe(folder) != recipe:
         raise InputError(
-            f"{folder} holds the run of another recipe; a promise is not edited: choose another "
-            "folder, or take the recipe from the folder to go on with its run"
+            f"{folder} holds the run of another recipe; the settings of a run cannot be "
+            "changed: choose another folder, or take the recipe from the folder to go on with its "
+            "run"
         )
     return True
 
