@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +24,42 @@ def table(kept: dict[str, Any]) -> str:
     rows = {name: {} for name in kept["workloads"]}
     for line in kept["summary"]:
         rows[line["workload"]][line["system"]] = line
+    there = {line["system"] for line in kept["summary"]}
+    peers = {peer: title for peer, title in PEERS.items() if peer in there}
     text = [
-        f"| workload | ours | {' | '.join(PEERS.values())} |",
-        "|---|---|" + "---|" * len(PEERS),
+        f"| workload | ours | {' | '.join(peers.values())} |",
+        "|---|---|" + "---|" * len(peers),
     ]
     for name, found in rows.items():
-        ours = f"{_ms(found[OURS]['round'])} ({found[OURS]['setting']})"
-        text.append(f"| {name} | {ours} | {' | '.join(_ratio(found.get(p)) for p in PEERS)} |")
+        ours = f"{_ms(found[OURS]['round'])}{_spread(found[OURS], kept)} ({found[OURS]['setting']})"
+        ratios = [_ratio(found.get(peer), kept) for peer in peers]
+        text.append(f"| {name} | {ours} | {' | '.join(ratios)} |")
     machine, load = kept["machine"], kept["machine"]["load_before"]
     where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
     text += [
         "",
         "Bold: how many times ours; beside it milliseconds a round, medians of "
-        f"{kept['repetitions']} processes. Machine: {where}, commit {machine['commit'][:7]}, load "
-        f"before the first run {load:.1f}.",
+        f"{kept['repetitions']} processes and, small, the least and the most of them. Machine: "
+        f"{where}, commit {machine['commit'][:7]}, load before the first run {load:.1f}.",
     ]
     return "\n".join(text)
 
 
-def _ratio(line: dict[str, Any] | None) -> str:
-    return f"**{line['times_ours']:.1f}×** ({_ms(line['round'])})" if line else "–"
+def _ratio(line: dict[str, Any] | None, kept: dict[str, Any]) -> str:
+    if line is None:
+        return "–"
+    return f"**{line['times_ours']:.1f}×** ({_ms(line['round'])}{_spread(line, kept)})"
+
+
+def _spread(line: dict[str, Any], kept: dict[str, Any]) -> str:
+    """The medians of the fastest and the slowest process of this setting."""
+    same = ("workload", "system", "setting")
+    runs = [run for run in kept["runs"] if all(run[key] == line[key] for key in same)]
+    medians = [1000 * statistics.median(run["rounds"]) for run in runs]
+    if len(medians) < 2:
+        return ""
+    digits = 1 if min(medians) < 10 else 0
+    return f" <small>{min(medians):.{digits}f}–{max(medians):.{digits}f}</small>"
 
 
 def _ms(seconds: float) -> str:

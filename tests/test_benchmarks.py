@@ -125,6 +125,7 @@ def test_the_page_gets_the_table_of_the_kept_run_and_keeps_its_words(tmp_path, m
         "repetitions": 3,
         "machine": machine,
         "summary": [line(bench.OURS, 0.005, 1.0), line("pfl", 0.1234, 24.68)],
+        "runs": [line("pfl", 0, 0) | {"rounds": [s, s + 9, 0]} for s in (0.1, 0.1234, 0.15)],
     }
     (tmp_path / "cpu.json").write_text(json.dumps(kept))
     monkeypatch.setattr(page, "RESULTS", tmp_path / "cpu.json")
@@ -135,7 +136,9 @@ def test_the_page_gets_the_table_of_the_kept_run_and_keeps_its_words(tmp_path, m
     text = written.read_text()
     assert (text[:7], text[-7:]) == ("before\n", "\nafter\n")
     assert "stale" not in text
-    assert "| mlp | 5.0 ms (2 processes) | **24.7×** (123 ms) | – | – |" in text
+    assert "| workload | ours | pfl 0.6 |\n" in text
+    pfl = "**24.7×** (123 ms <small>100–150</small>)"
+    assert f"| mlp | 5.0 ms (2 processes) | {pfl} |" in text
     (tmp_path / "bare.md").write_text("no marks")
     with pytest.raises(SystemExit, match="put them where the table goes"):
         page.main(tmp_path / "bare.md")
