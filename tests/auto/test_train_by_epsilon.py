@@ -193,8 +193,11 @@ def test_each_key_of_a_recipe_that_is_left_out_is_chosen():
     task = make_task(fewer.task, 400, SeededStreams(0))
     assert fitted(fewer, task).chosen["local.learning_rate"].startswith("0.05: steps")
     epochs = read("local.epochs=2", "local.learning_rate=0.3")
-    assert (epochs.local.epochs, epochs.local.steps, epochs.local.retry_step) == (2, None, 0.3)
+    assert (epochs.local.epochs, epochs.local.steps) == (2, None)
     assert not {"local.steps", "local.learning_rate"} & set(epochs.chosen)
+    for own in (epochs, read("local.steps=2")):  # its steps would all end inside the ball
+        assert own.local.retry_step is None
+        assert "local.retry_step" not in own.chosen
     assert fitted(epochs, task).local.learning_rate == 0.3
     rdp = read("calibrate.accountant=rdp").plan
     assert rdp.noise > read().plan.noise
