@@ -48,6 +48,7 @@ class Row(NamedTuple):
 
 def little_noise(plan: PrivacyPlan) -> bool:
     """Whether a falling server rate at its limit gathers less noise than models bear."""
+    # By the linear fall, with which this threshold was measured: plans do not hang on the schedule.
     return MOST_RATE["linear"] * noise_gathered("linear", plan, 1.0) <= USUAL
 
 
