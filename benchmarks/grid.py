@@ -24,6 +24,7 @@ from typing import Any
 import beyond_rows
 from msgspec.structs import replace
 
+from dpfedls.auto.planner import MOST_RATE
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.fitting import fitted
@@ -39,13 +40,13 @@ GRID: dict[str, tuple[Any, ...]] = {
     "rounds": (100, 200, 400),
     "cohort": (25, 50, 100),
     "smoothing": ("adaptive", "off", "1", "3"),
-    "schedule": ("linear", "constant", "averaged"),
+    "schedule": ("root", "linear", "constant", "averaged"),
 }
 STARTS: tuple[dict[str, Any], ...] = (
     {"noise": 0.08, "learning_rate": 0.05, "steps": 25, "rounds": 100, "cohort": 50},
     {"noise": 0.16, "learning_rate": 0.1, "steps": 10, "rounds": 200, "cohort": 50},
 )
-REST = {"smoothing": "adaptive", "schedule": "linear"}
+REST = {"smoothing": "adaptive", "schedule": "root"}
 ALONE: dict[str, Any] = {}  # nothing but ε
 FRESH = 100  # the first seed of the check; the search has 0, 1, …
 Settings = dict[str, Any]
@@ -58,7 +59,8 @@ def recipe_of(task: str, epsilon: float, settings: Settings) -> recipes.Recipe:
     people = beyond_rows.paper(task, epsilon, 0.0).plan.num_clients
     kind = {"adaptive": "adaptive-laplacian", "off": "identity"}.get(settings["smoothing"])
     fixed = {"kind": "laplacian", "strength": settings["smoothing"]}
-    constant, rounds = settings["schedule"] != "linear", settings["rounds"]
+    rounds, averaged = settings["rounds"], settings["schedule"] == "averaged"
+    schedule = "constant" if averaged else settings["schedule"]
     return beyond_rows.automatic(
         task,
         epsilon,
@@ -72,10 +74,10 @@ def recipe_of(task: str, epsilon: float, settings: Settings) -> recipes.Recipe:
         server_rate={
             "kind": "noise",
             "noise": settings["noise"],
-            "at_most": 1.0 if constant else 2.0,
+            "at_most": MOST_RATE[schedule],
         },
-        schedule="constant" if constant else "linear",
-        averaging=1 - 10 / rounds if settings["schedule"] == "averaged" else 0.0,
+        schedule=schedule,
+        averaging=1 - 10 / rounds if averaged else 0.0,
         denoiser={"kind": kind} if kind else fixed | {"strength": float(settings["smoothing"])},
     ).resolved()
 
