@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dpfedls import __version__ as dpfedls_version
-from dpfedls.commands import training
+from dpfedls.commands import main, training
 
 SMALL = [
     "--set",
@@ -302,6 +302,17 @@ def test_the_demo_shows_smoothing_ahead(dpfedls, tmp_path):
     assert rows[None]["accuracy_mean"] > rows[0.0]["accuracy_mean"]
     assert shown["epsilon"] == pytest.approx(0.751, abs=0.001)
     assert "polyline" in (tmp_path / "d" / "report.html").read_text()
+
+
+def test_help_says_what_each_argument_and_option_is():
+    def params(command):
+        for inner in getattr(command, "commands", {}).values():
+            yield from params(inner)
+        yield from ((command.name, param) for param in command.params)
+
+    found = list(params(main._command))
+    assert sum(param.param_type_name == "argument" for _, param in found) >= 12
+    assert [(command, param.name) for command, param in found if not param.help] == []
 
 
 def test_help_loads_no_torch():
