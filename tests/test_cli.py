@@ -32,8 +32,9 @@ def test_run_resume_verify_statement_and_report(dpfedls, tmp_path):
     keys = {"run", "task", "rounds", "accuracy", "loss", "epsilon", "delta", "accountant"}
     assert keys | {"noise_multiplier", "strength", "seconds_per_round"} <= set(ran)
     assert (ran["rounds"], ran["strength"], ran["noise_multiplier"]) == (3, 2.0, 1.0)
-    again = answer(dpfedls("resume", "r", "--json"))
-    assert again["accuracy"] == ran["accuracy"]
+    resumed = dpfedls("resume", "r", "--json")
+    assert answer(resumed)["accuracy"] == ran["accuracy"]
+    assert "r holds a finished run: its result is read, nothing is trained" in resumed[2]
     verdict = answer(dpfedls("privacy", "verify", "r", "--json"))
     assert verdict["valid"] is True
     assert verdict["spent_epsilon"] == pytest.approx(ran["epsilon"])
