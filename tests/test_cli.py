@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dpfedls import __version__ as dpfedls_version
-from dpfedls.commands import training
+from dpfedls.commands import main, training
 
 SMALL = [
     "--set",
@@ -32,8 +32,9 @@ def test_run_resume_verify_statement_and_report(dpfedls, tmp_path):
     keys = {"run", "task", "rounds", "accuracy", "loss", "epsilon", "delta", "accountant"}
     assert keys | {"noise_multiplier", "strength", "seconds_per_round"} <= set(ran)
     assert (ran["rounds"], ran["strength"], ran["noise_multiplier"]) == (3, 2.0, 1.0)
-    again = answer(dpfedls("resume", "r", "--json"))
-    assert again["accuracy"] == ran["accuracy"]
+    resumed = dpfedls("resume", "r", "--json")
+    assert answer(resumed)["accuracy"] == ran["accuracy"]
+    assert "r holds a finished run: its result is read, nothing is trained" in resumed[2]
     verdict = answer(dpfedls("privacy", "verify", "r", "--json"))
     assert verdict["valid"] is True
     assert verdict["spent_epsilon"] == pytest.approx(ran["epsilon"])
@@ -302,6 +303,17 @@ def test_the_demo_shows_smoothing_ahead(dpfedls, tmp_path):
     assert rows[None]["accuracy_mean"] > rows[0.0]["accuracy_mean"]
     assert shown["epsilon"] == pytest.approx(0.751, abs=0.001)
     assert "polyline" in (tmp_path / "d" / "report.html").read_text()
+
+
+def test_help_says_what_each_argument_and_option_is():
+    def params(command):
+        for inner in getattr(command, "commands", {}).values():
+            yield from params(inner)
+        yield from ((command.name, param) for param in command.params)
+
+    found = list(params(main._command))
+    assert sum(param.param_type_name == "argument" for _, param in found) >= 12
+    assert [(command, param.name) for command, param in found if not param.help] == []
 
 
 def test_help_loads_no_torch():

@@ -68,7 +68,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     weight_decay: float = 0.0
     projection: Literal["step", "final"] = "step"
     precision: Literal["float32", "bfloat16"] = "float32"
-    retry_step: float | None = None  # share of the clip norm; None: nobody trains again
+    retry_step: float | None = None  # share of the clip norm, above 1 ÷ steps if that adapts
 
     def __post_init__(self) -> None:
         check_types(self, "local.")

@@ -393,6 +393,36 @@ def test_a_nodes_failure_says_nothing_about_its_data(tmp_path, caplog):
     assert strategy.outcome.summary()["rounds"] == 1
 
 
+def test_loaders_that_fail_half_way_are_said_loudly_and_change_nothing_that_is_public(
+    tmp_path, caplog
+):
+    """From round 3 on nobody's samples can be loaded; before, one node's cannot."""
+    recipe = small("plan.rounds=4", "plan.sampler.rate=1.0", 'mode="deployed"')
+    task, strategy = task_of(recipe), strategy_of(recipe, tmp_path / "r")
+
+    class Loader(dict):
+        def __getitem__(self, person):
+            if person % 3 == 0 or strategy.run.state.round >= 2:
+                raise OSError("the database of ward 7 is down")
+            return task.data.client(person)
+
+    def people(context):
+        first = context.node_config["partition-id"]
+        return Loader.fromkeys(range(first, 60, 3))
+
+    app = client_app(recipe, model=task.model, people=people)
+    with caplog.at_level(logging.WARNING):
+        strategy.start(FakeGrid(app, 3), timeout=0)
+    loud = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
+    said = [line.partition(", so what")[0] for line in loud if line.startswith("round")]
+    assert said == [f"round {t}: none of the 3 nodes asked counts" for t in (3, 4)]
+    assert "person 1 counts as zero: OSError: the database of ward 7 is down" in caplog.text
+    assert len(read_ledger(tmp_path / "r" / "ledger.sqlite").entries) == 4
+    assert kept_problems(tmp_path / "r") == []
+    for path in filter(Path.is_file, (tmp_path / "r").rglob("*")):
+        assert b"ward 7" not in path.read_bytes()
+
+
 def test_flower_settings_that_would_contradict_the_recipe_are_refused(tmp_path):
     strategy = strategy_of(small(), tmp_path / "r")
     with pytest.raises(InputError, match="takes no num_rounds"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpfedls
-from dpfedls import AdaptiveClipping, InputError, PoissonSampling, PrivacyPlan
+from dpfedls import AdaptiveClipping, InputError, LocalSGD, PoissonSampling, PrivacyPlan
 from dpfedls.clipping import Bound, clipped_sum
 from dpfedls.denoising import Identity
 from dpfedls.parameters import Layout
@@ -176,6 +176,38 @@ def test_training_with_an_adaptive_norm_learns_from_any_start_and_says_the_norm(
     assert all(result.accuracy > 0.8 for result in results)
     assert [result.history[0].clip_norm for result in results] == [0.02, 2.0, 200.0]
     ends = [result.clip_norm for result in results]
+    assert max(ends) < 4 * min(ends)
+
+
+def trained(norm, **settings):
+    return dpfedls.train(
+        model=start_model(),
+        clients=linear_clients(),
+        plan=adaptive(clip_norm=norm, rounds=25, noise_multiplier=0.05),
+        local=LocalSGD(**settings),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "mend"),
+    [
+        ({"steps": 2, "retry_step": 0.3}, "use steps = 4 or more, or leave retry_step out"),
+        ({"epochs": 3, "retry_step": 0.3}, "use epochs = 4 or more"),
+        ({"steps": 2, "retry_step": 0.5}, "use steps = 3 or more"),
+    ],
+)
+def test_steps_that_all_end_inside_the_ball_are_refused_where_the_norm_follows(settings, mend):
+    """On digits the norm was 1e-12 after 20 rounds of 2 or 3 steps of 0.3; with 4 it converged."""
+    with pytest.raises(InputError, match=f"falls to nothing; {mend}"):
+        trained(AdaptiveClipping(), **settings)
+    assert trained(0.3, **settings).clip_norm == 0.3
+
+
+def test_steps_just_long_enough_to_leave_the_ball_let_the_norm_converge():
+    ends = [
+        trained(AdaptiveClipping(start=start), steps=4, retry_step=0.3).clip_norm
+        for start in (0.01, 1.0)
+    ]
     assert max(ends) < 4 * min(ends)
 
 

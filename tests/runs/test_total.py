@@ -45,7 +45,10 @@ def test_equal_runs_cost_what_one_long_run_does(tmp_path):
 def test_a_copy_is_the_same_release_until_it_goes_on_by_itself(tmp_path):
     a = paid(tmp_path / "a", 0)
     shutil.copytree(a, tmp_path / "copy")
-    assert total([a, tmp_path / "copy"])["epsilon"] == pytest.approx(plan().epsilon(rounds=1))
+    found = total([a, tmp_path / "copy"])
+    assert found["epsilon"] == pytest.approx(plan().epsilon(rounds=1))
+    assert found["assumed"][0].startswith("folders that share payments (1 here)")
+    assert not any("share" in line for line in total([a])["assumed"])
     paid(tmp_path / "copy", 1, nonce="fresh here")
     paid(a, 1, nonce="fresh there")
     assert total([a, tmp_path / "copy"])["epsilon"] == pytest.approx(plan().epsilon(rounds=3))

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from dpfedls import InputError
+from dpfedls.commands.grids import _behind
 from dpfedls.metrics import evaluate
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
@@ -54,6 +55,22 @@ def test_two_remain_until_the_last_rung(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (lambda norm, k: norm + 9 * k, "1 behind in loss over 4 seeds, standard error 0"),
+        # 5, −3, 5 and −3 behind
+        (lambda norm, k: norm + 4 * (norm == 2) * (-1) ** k, "standard error 2.3: too close to"),
+    ],
+)
+def test_the_answer_says_whether_the_two_best_are_told_apart(monkeypatch, metrics, said):
+    """What a seed does to both is no doubt about which is better; what it does to one is."""
+    trials = pretend(monkeypatch, lambda norm, k: {"loss": metrics(norm, k)})[:2]
+    found = tune.tune(trials, 4, tune.Goal(), quiet)["next"]
+    assert (found["settings"], found["behind"]) == ({"plan.clip_norm": 2}, 1)
+    assert _behind(found, 4).partition(said)[1] == said
+
+
+@pytest.mark.parametrize(
     ("goal", "metrics", "best"),
     [
         (tune.Goal(), lambda norm, k: {"loss": norm}, 1),
@@ -74,6 +91,7 @@ def test_a_metric_that_is_not_there_and_trials_that_all_fail(monkeypatch):
     trials = pretend(monkeypatch, lambda norm, k: {"loss": 1.0})
     with pytest.raises(InputError, match="no metric 'mae' to choose by; it has: loss"):
         tune.tune(trials, 2, tune.Goal("mae"), quiet)
+    assert sum(len(trial.metrics) for trial in trials) == 1  # nobody waits for all trials first
     for metrics in (lambda norm, k: None, lambda norm, k: None if k else {"accuracy": norm}):
         trials = pretend(monkeypatch, metrics)  # all at once; or the better ones with more seeds
         with pytest.raises(InputError, match="failed; the first one: seed: it fails"):
@@ -102,6 +120,9 @@ def test_every_trial_keeps_the_promise_of_the_recipe():
         ("server_rate=1,2", ["plan.noise_multiplier=0"], "no ε to keep fixed"),
         ("server_rate=1,2", ['mode="deployed"'], 'has mode = "deployed", so it is about real'),
         ("server_rate=1,2", ["population=/p.sqlite"], "has population, so it is about real"),
+        ("mode=simulation,deployed", [], 'has mode = "deployed", so it is about real'),
+        ("population=/p.sqlite", [], "has population, so it is about real"),
+        ("server_rate=1,1.0,2", [], "one run twice, as server_rate=1 and server_rate=1.0"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(grid, settings, why):
@@ -138,4 +159,5 @@ def test_a_task_without_validation_samples_says_so(dpfedls):
     code, out, err = dpfedls(*CALL, *grid)
     assert code == 0, err
     assert "by the task's test samples" in out
+    assert "\nrun it: dpfedls run synthetic --set plan.num_clients=40" in out
     assert dpfedls(*CALL, *grid, "--highest", "a", "--lowest", "b")[0] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,10 +41,7 @@ def sweep(
     set_: Set = None,
     json: Json = False,
 ) -> None:
-    """Run every combination of some settings with every seed; table, CSV and comparison report.
-
-    Example: dpfedls sweep demo --grid denoiser.strength=0,1,3 --grid plan.rounds=30,60
-    """
+    """Run every combination of some settings with every seed; table, CSV and comparison report."""
     from dpfedls.auditing.diagnostics import watchers
     from dpfedls.runs.grid import points
     from dpfedls.runs.sweep import sweep as run_sweep
@@ -81,10 +79,7 @@ def tune(
     set_: Set = None,
     json: Json = False,
 ) -> None:
-    """Find the best settings at the recipe's own ε on proxy data, by successive halving over seeds.
-
-    Example: dpfedls tune demo --grid server_rate=0.3,1 --grid denoiser.strength=0,1,3
-    """
+    """Find the best settings at the recipe's own ε on proxy data: halving, with ever more seeds."""
     from dpfedls.privacy.durable import write_whole
     from dpfedls.runs import tune as tuning
 
@@ -105,20 +100,41 @@ def tune(
     result["recipe"] = None if out is None else str(out)
     if out is not None:
         write_whole(out, f"# dpfedls run {out}\n{result['toml']}".encode())
-    answer(result, json, "\n".join(_tuned(result)))
+    settings = [word for setting in result["set"] for word in ("--set", setting)]
+    again = [recipe, *settings] if out is None else [str(out)]
+    answer(result, json, "\n".join(_tuned(result, again)))
 
 
-def _tuned(result: dict[str, Any]) -> Iterator[str]:
+def _behind(second: dict[str, Any], seeds: int) -> str:
+    """Whether the seeds tell the two best apart: a difference of two standard errors does."""
+    settings = " ".join(f"{key}={shown(value)}" for key, value in second["settings"].items())
+    behind, error = second["behind"], second["error"]
+    scale, unit = (100, " points") if second["metric"] == "accuracy" else (1, "")
+    said = f"next best: {settings}, {scale * behind:.2g}{unit} behind in {second['metric']}"
+    if error is None:
+        return f"{said} with one seed, which may be chance: use more --seeds"
+    said += f" over {seeds} seeds, standard error {scale * error:.2g}"
+    close = behind <= 2 * error
+    return f"{said}: too close to call; use more --seeds, or take either" if close else said
+
+
+def _tuned(result: dict[str, Any], again: list[str]) -> Iterator[str]:
     yield from _lines(result["trials"])
     yield ""
     settings = " ".join(
         f"{key}={shown(value)}" for key, value in result["best"]["settings"].items()
     )
     yield f"best: {settings}, by the task's {result['evaluated_on']} samples"
+    if result["next"]:
+        yield _behind(result["next"], result["best"]["seeds"])
     if result["evaluated_on"] == "test":
         yield "the task has no validation samples, so the best one's figure is a little too good"
-    if result["recipe"]:
-        yield f"recipe: {result['recipe']}"
+    yield f"run it: {shlex.join(['dpfedls', 'run', *again])}"
+    if result["accountant"] != "pld":
+        yield (
+            f"ε = {shown(result['epsilon'])} is by the recipe's accountant {result['accountant']}; "
+            f"dpfedls run states the least bound, here {result['epsilon_by_pld']:.4g}"
+        )
     yield result["note"]
     if "price" in result:
         cost = result["price"]

@@ -15,6 +15,7 @@ import typer
 
 from dpfedls import __version__
 from dpfedls.commands import audit, deploy, grids, planner, privacy, reproduce, theory, training
+from dpfedls.commands.arguments import restore_help
 from dpfedls.commands.examples import add_examples
 from dpfedls.commands.output import one_line
 from dpfedls.errors import BudgetExhausted, InputError, RankLost, Stopped
@@ -65,6 +66,7 @@ def options(
 
 
 _command = typer.main.get_command(app)
+restore_help(app, _command)
 
 
 def main() -> None:

@@ -241,10 +241,13 @@ def statement(run: RunFolder, json: Json = False) -> None:
     from dpfedls.runs.verify import read_statement
     from dpfedls.runs.verify import verify as verify_run
 
-    for problem in (problems := verify_run(run)["problems"]):
+    verdict = verify_run(run)
+    for problem in verdict["problems"]:
         print(f"dpfedls: failed verification: {one_line(problem)}", file=sys.stderr)
-    if problems:  # nobody should be able to sign what does not hold
+    if verdict["problems"]:  # nobody should be able to sign what does not hold
         raise typer.Exit(1)
+    for note in verdict["notes"]:
+        print(f"dpfedls: note: {note}", file=sys.stderr)
     values = read_statement(run)
     answer(values, json, text(values))
 
@@ -294,7 +297,8 @@ def _checklist(values: dict[str, Any]) -> str:
     for check in values["checks"]:
         detail = f": {check['detail']}" if check["detail"] else ""
         lines.append(f"{'✓' if check['ok'] else '✗'} {check['check']}{detail}")
-    return "\n".join([*lines, *(f"? not checked: {what}" for what in values["not_checked"])])
+    lines += [f"? not checked: {what}" for what in values["not_checked"]]
+    return "\n".join([*lines, *(f"note: {what}" for what in values["notes"])])
 
 
 def _paper_noise(plan: PrivacyPlan, epsilon: float) -> dict[str, Any]:

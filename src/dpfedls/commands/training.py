@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfedls.commands.output import Json, answer, pairs
+from dpfedls.commands.output import Json, answer, one_line, pairs
 from dpfedls.errors import InputError, Stopped
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def resume(
     """Go on with a run that was stopped, at the round after the last one released."""
     from dpfedls.engine.ranks import find_workers
     from dpfedls.runs.folder import read_recipe
+    from dpfedls.runs.seal import STATEMENT
     from dpfedls.runs.simulate import assist
     from dpfedls.runs.simulate import resume as go_on
 
@@ -120,6 +122,9 @@ def resume(
                 assist(workers)
                 return
             recipe = read_recipe(run)
+            if (run / STATEMENT).is_file():
+                said = f"{run} holds a finished run: its result is read, nothing is trained"
+                print(f"dpfedls: {one_line(said)}", file=sys.stderr)
             watch = [*logging_to(log or [], run), *watching(recipe, run)]
             finish(go_on(run, watch, workers, trust=trust), json)
     except KeyboardInterrupt as interrupt:

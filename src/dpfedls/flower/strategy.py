@@ -192,6 +192,7 @@ class DPFedLS(Strategy):
             dtype=torch.float64,
             device=state.params.device,
         )
+        counted = 0
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
@@ -200,10 +201,19 @@ class DPFedLS(Strategy):
                     raise Refused("it was not asked for, or is a second one")
                 update = read_update(reply, request, self.server.layout, bound)
                 total += update.to(total.device)
+                counted += 1
             except Refused as cause:
                 log.warning("round %d: reply of node %d counts as zero: %s", t + 1, node, cause)
         for node in waiting:
             log.warning("round %d: node %d counts as zero: no reply in time", t + 1, node)
+        if self._asked and not counted:  # to end the run here would tell it without noise
+            log.error(
+                "round %d: none of the %d nodes asked counts, so what is paid for and released is "
+                "noise alone; if that goes on, stop the run, mend what the nodes' logs say, and "
+                "run the same command again",
+                t + 1,
+                len(self._asked),
+            )
         noise, nonce = self.streams.noise(t), self.streams.nonce(t)
         self._released = self.server.finish_round(state, total, noise, nonce)
         return self._arrays(self._released), None

@@ -24,8 +24,9 @@ class Point:
     """One combination of a grid."""
 
     settings: dict[str, Any]  # by key, as values
-    label: str  # the same for people, as ``--set`` takes it
+    label: str  # the same for people
     recipe: Recipe  # with these settings, before its noise is chosen
+    whole: list[str]  # all that was laid over the recipe, as ``--set`` takes it
 
 
 def points(
@@ -45,9 +46,12 @@ def points(
     for values in itertools.product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         own = [f"{key}={value}" for key, value in chosen.items()]
-        recipe = recipes.read(source, [*settings, *own, *last])
+        whole = [*settings, *own, *last]
+        recipe, label = recipes.read(source, whole), " ".join(own)
+        if same := [point.label for point in found if point.recipe == recipe]:
+            raise InputError(f"--grid gives one run twice, as {same[0]} and {label}; remove one")
         parsed = {key: _parsed(value) for key, value in chosen.items()}
-        found.append(Point(parsed, " ".join(own), recipe))
+        found.append(Point(parsed, label, recipe, whole))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tomllib
 from collections.abc import Callable
 from importlib import resources
@@ -34,6 +35,7 @@ from dpfedls.errors import (
 )
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.privacy.bounded import SETTINGS, read_bounded
+from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.population import account_path
@@ -114,6 +116,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "almost every cohort is empty: rounds spend privacy and learn nothing; raise its "
                 "rate"
             )
+        if isinstance(self.plan.clipping, AdaptiveClipping):
+            _require_reach(self.local)
         if self.diagnose and self.mode == "deployed":
             raise InputError(
                 "diagnose = true evaluates the model on people's own samples, and what leaves the "
@@ -163,6 +167,23 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"{self.plan.noise_multiplier:g} gives ε = {found:.4g}; the two disagree about the "
                 "promise: remove one of them"
             )
+
+
+def _require_reach(local: LocalSGD) -> None:
+    """Refuse steps so short that no client leaves the ball: the norm would follow them to nothing.
+
+    Where everybody trains again, each step is about ``retry_step`` clip norms long, whatever the
+    norm is. Whoever trains by epochs has at least one batch in each.
+    """
+    kind, fewest = ("steps", local.steps) if local.steps else ("epochs", local.epochs or 0)
+    if local.retry_step is None or fewest * local.retry_step > 1:
+        return
+    enough = math.floor(1 / local.retry_step) + 1
+    raise InputError(
+        f"local.retry_step = {local.retry_step:g} with local.{kind} = {fewest}: {fewest} steps of "
+        f"{local.retry_step:g} clip norms end inside the ball, so a clip norm that adapts falls to "
+        f"nothing; use {kind} = {enough} or more, or leave retry_step out"
+    )
 
 
 def _method(step: NamedDenoiser) -> str:

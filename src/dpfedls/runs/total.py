@@ -52,7 +52,7 @@ def total(folders: Sequence[Path], delta: float | None = None) -> dict[str, Any]
             }
             for run in runs
         ],
-        "assumed": _assumed(runs),
+        "assumed": _assumed(runs, sum(len(set(run.entries)) for run in runs) - len(released)),
     }
 
 
@@ -94,12 +94,14 @@ def _cost(entries: Sequence[Entry], delta: float) -> float:
     return epsilon(list(spent.items()), delta)
 
 
-def _assumed(runs: list[_Paid]) -> list[str]:
+def _assumed(runs: list[_Paid], shared: int) -> list[str]:
     sizes = sorted({run.plan.num_clients for run in runs})
     people = "the runs are on the same people"
     if len(sizes) > 1:
         people += f", although their plans count {' and '.join(map(str, sizes))} clients"
+    copies = f"folders that share payments ({shared} here) are copies of one run: each counts once"
     return [
+        *([copies] if shared else []),
         f"{people}; somebody in only some of them loses less",
         "no run's plan was chosen by looking at what another had released",
         "these are all the runs on them",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from functools import cached_property
+from statistics import mean, stdev
 from typing import Any
 
 from msgspec.structs import replace
@@ -75,19 +76,24 @@ class Goal:
 
     def score(self, trial: Trial) -> float:
         """The larger, the better; a trial that failed is worse than all others."""
-        metrics = spread(trial.metrics)
-        if trial.failed:
-            return -math.inf
-        name = self.metric or first_metric(metrics)
-        if name not in metrics:
+        return -math.inf if trial.failed else mean(self.scores(trial))
+
+    def name(self, trial: Trial) -> str:
+        """The metric that decides."""
+        name = self.metric or first_metric(trial.metrics[0])
+        if name is None or name not in trial.metrics[0]:
             raise InputError(
-                f"the task has no metric {name!r} to choose by; it has: {', '.join(metrics)}"
+                f"the task has no metric {name!r} to choose by; it has: "
+                f"{', '.join(trial.metrics[0])}"
             )
-        mean = metrics[name]["mean"]
-        if mean is None:
-            return -math.inf
-        highest = self.highest if self.metric else name != "loss"
-        return mean if highest else -mean
+        return name
+
+    def scores(self, trial: Trial) -> list[float]:
+        """Of each of its seeds."""
+        name = self.name(trial)
+        sign = 1 if (self.highest if self.metric else name != "loss") else -1
+        found = [metrics.get(name) for metrics in trial.metrics]
+        return [-math.inf if value is None else sign * value for value in found]
 
 
 Tell = Callable[[list[Trial], str, bool], None]
@@ -112,7 +118,10 @@ def trials_for(source: str, grid: Sequence[str], settings: Sequence[str]) -> lis
             "--set calibrate.epsilon=4, or compare settings with dpfedls sweep"
         )
     last = [f"calibrate.epsilon={epsilon!r}", f"plan.delta={base.plan.target_delta!r}"]
-    return [Trial(point) for point in points(source, grid, settings, last)]
+    trials = [Trial(point) for point in points(source, grid, settings, last)]
+    for trial in trials:
+        _check_proxy(trial.point.recipe)
+    return trials
 
 
 def tune(trials: Sequence[Trial], most_seeds: int, goal: Goal, tell: Tell) -> dict[str, Any]:
@@ -122,6 +131,7 @@ def tune(trials: Sequence[Trial], most_seeds: int, goal: Goal, tell: Tell) -> di
         for trial in alive:
             for k in range(len(trial.metrics), 0 if trial.failed else seeds):
                 evaluated_on = _try(trial, k, lambda news, done: tell(list(trials), news, done))
+                goal.score(trial)  # so that a metric which is not there is said at once
         alive.sort(key=goal.score, reverse=True)  # stable: of equals the first in the grid
         if seeds >= most_seeds:
             break
@@ -134,12 +144,32 @@ def tune(trials: Sequence[Trial], most_seeds: int, goal: Goal, tell: Tell) -> di
     best = alive[0]
     return {
         "best": best.plain(),
+        "next": _next(alive, goal),
         "trials": [trial.plain() for trial in trials],
         "epsilon": best.epsilon,
+        "accountant": best.recipe.calibrate.accountant if best.recipe.calibrate else "pld",
+        "epsilon_by_pld": best.recipe.plan.epsilon(),
         "delta": best.point.recipe.plan.delta,
         "evaluated_on": evaluated_on,
+        "set": best.point.whole,
         "toml": recipes.encode(replace(best.point.recipe, reproduces="")),  # it is another one now
         "note": NOTE,
+    }
+
+
+def _next(alive: Sequence[Trial], goal: Goal) -> dict[str, Any] | None:
+    """How far the second is behind the best, seed by seed, since both have the same seeds."""
+    if len(alive) < 2 or alive[1].failed:
+        return None
+    pairs = zip(goal.scores(alive[0]), goal.scores(alive[1]), strict=True)
+    behind = [best - second for best, second in pairs]
+    if not all(map(math.isfinite, behind)):
+        return None
+    return {
+        "settings": alive[1].point.settings,
+        "metric": goal.name(alive[0]),
+        "behind": mean(behind),
+        "error": stdev(behind) / math.sqrt(len(behind)) if len(behind) > 1 else None,
     }
 
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from dpfedls.errors import InputError
 from dpfedls.privacy import bounded
 from dpfedls.privacy.account import Account, read_ledger
+from dpfedls.privacy.earlier_words import in_present_words
 from dpfedls.privacy.ledger import spent_epsilon
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
@@ -27,6 +31,8 @@ from dpfedls.runs.jsonable import plain
 from dpfedls.runs.log import altered_line, log_heads
 from dpfedls.runs.model_file import trained_vector
 from dpfedls.runs.seal import SEALED, STATEMENT, content_digest
+
+EARLIER = "the wording of the statement is of an earlier version of dpfedls; its facts agree"
 
 
 class Check(NamedTuple):
@@ -59,21 +65,20 @@ def verify(folder: Path) -> dict[str, Any]:
     if shared is not None:
         paid = f"every round was paid into the population {shared.stem} too"
         checks.append(Check(paid, unpaid_problems(shared, account)))
+    notes = []
     try:
         stated = read_statement(folder)
     except InputError as error:
         checks.append(Check("the run was finished and sealed", [str(error)]))
     else:
+        wrong, notes = _statement_problems(stated, account, plan, mode, nodes)
         checks += [
-            Check(
-                "the statement is what the ledger gives",
-                _statement_problems(stated, account, plan, mode, nodes),
-            ),
+            Check("the statement is what the ledger gives", wrong),
             Check("no file was altered since the run was sealed", _file_problems(folder, stated)),
             Check("the model is the checkpoint's", _model_problems(folder, state)),
         ]
     spent = spent_epsilon(plan, account.entries)
-    return _verdict(plan, mode, nodes, spent, checks) | {"not_checked": unseen}
+    return _verdict(plan, mode, nodes, spent, checks) | {"not_checked": unseen, "notes": notes}
 
 
 def read_promise(folder: Path) -> tuple[PrivacyPlan, str, Nodes | None]:
@@ -123,6 +128,7 @@ def _verdict(
             for check in checks
         ],
         "not_checked": [],  # what would have to lie beside the folder
+        "notes": [],  # what is no fault, and still worth knowing
         "problems": problems,
     }
 
@@ -203,10 +209,14 @@ def _log_problems(folder: Path, account: Account, state: Checkpoint | None) -> l
 
 def _statement_problems(
     stated: dict[str, Any], account: Account, plan: PrivacyPlan, mode: str, nodes: Nodes | None
-) -> list[str]:
-    """The statement must be, word for word, the one that these entries give."""
+) -> tuple[list[str], list[str]]:
+    """The statement must be the one that these entries give; and what is to be noted of it.
+
+    Facts are compared one by one, sentences word for word with those that this version writes or
+    an earlier one wrote in their place.
+    """
     if stated.get("ledger_head") != account.heads[-1]:
-        return [f"{STATEMENT} was not made from this ledger: rounds were paid for since"]
+        return [f"{STATEMENT} was not made from this ledger: rounds were paid for since"], []
     facts = statement(
         plan,
         mode=mode,
@@ -215,13 +225,17 @@ def _statement_problems(
         nodes=nodes,
         **_told(stated),
     )
+    found = {key: value for key, value in plain(facts).items() if key != "versions"}
+    said = {key: value for key, value in stated.items() if key not in ("versions", "files")}
+    present = in_present_words(said, found)
     problems = [
-        f"{STATEMENT} says {key} = {stated.get(key)!s:.60}, but it is {value!s:.60}"
-        for key, value in plain(facts).items()
-        if key != "versions" and not _same(stated.get(key), value)
+        f"{STATEMENT} says {where} = {_shown(old)}, but it is {_shown(new)}"
+        for key in found
+        for where, old, new in list(_differences(key, present.get(key, UNSET), found[key]))[:1]
     ]
-    more = sorted(stated.keys() - facts.keys() - {"files"})
-    return problems + [f"{STATEMENT} has {key!r}, which no statement has" for key in more]
+    more = sorted(present.keys() - found.keys())
+    problems += [f"{STATEMENT} has {key!r}, which no statement has" for key in more]
+    return problems, [] if problems or present == said else [EARLIER]
 
 
 def _told(stated: dict[str, Any]) -> dict[str, Any]:
@@ -272,12 +286,25 @@ def _model_problems(folder: Path, state: Checkpoint | None) -> list[str]:
     return []
 
 
+def _differences(where: str, stated: Any, found: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Each place where they differ, as it is named in JSON, and what stands there."""
+    if isinstance(found, dict) and isinstance(stated, dict):
+        for key in found | stated:
+            values = (stated.get(key, UNSET), found.get(key, UNSET))
+            yield from _differences(f"{where}.{key}", *values)
+    elif isinstance(found, list) and isinstance(stated, list):
+        for k, values in enumerate(zip_longest(stated, found, fillvalue=UNSET)):
+            yield from _differences(f"{where}[{k}]", *values)
+    elif not _same(stated, found):
+        yield where, stated, found
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is UNSET else f"{value!s:.200}"
+
+
 def _same(stated: Any, found: Any) -> bool:
     """Equal, numbers to the last digits that another version of a library may round otherwise."""
-    if isinstance(found, dict) and isinstance(stated, dict):
-        return stated.keys() == found.keys() and all(_same(stated[k], found[k]) for k in found)
-    if isinstance(found, list) and isinstance(stated, list):
-        return len(stated) == len(found) and all(map(_same, stated, found))
-    if isinstance(found, float) and isinstance(stated, float | int):
+    if isinstance(found, float) and isinstance(stated, float):
         return math.isclose(stated, found, rel_tol=1e-6)
     return type(stated) is type(found) and stated == found
