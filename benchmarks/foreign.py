@@ -21,8 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import foreign_tasks
+import held_tasks
 import msgspec
-from foreign_tasks import TASKS, make
+import numpy as np
+import torch
 
 import dpfedls
 from dpfedls.auto.choices import SCHEDULE
@@ -37,8 +40,16 @@ AUTOMATIC: dict[str, Any] = {"automatic": True}
 WITH_TEST: dict[str, Any] = {"automatic with test": True}
 PAPER_CLIPS = (0.3, 1.0, 0.1, 3.0)
 
+TASKS = foreign_tasks.TASKS | held_tasks.TASKS
+
 Settings = dict[str, Any]
 Row = dict[str, Any]
+
+
+def make(name: str, seed: int) -> dpfedls.Task:
+    """A task and a model's first weights, both by the seed."""
+    torch.manual_seed(seed)
+    return TASKS[name](np.random.default_rng([seed, 7]))
 
 
 def paper(people: int, clip: float) -> Settings:

@@ -312,9 +312,3 @@ _ALL = (
     many_people, most_people, lectures, chats,
 )  # fmt: skip
 TASKS: dict[str, Callable[[np.random.Generator], Task]] = {maker.__name__: maker for maker in _ALL}
-
-
-def make(name: str, seed: int) -> Task:
-    """A task and a model's first weights, both by the seed."""
-    torch.manual_seed(seed)
-    return TASKS[name](np.random.default_rng([seed, 7]))

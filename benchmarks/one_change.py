@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foreign_tasks import TASKS, make
+from foreign import TASKS, make
 from msgspec.structs import replace
 
 import dpfedls

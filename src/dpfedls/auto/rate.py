@@ -42,34 +42,60 @@ def rates_on(
 
     Inputs that nobody scaled make gradients too long for the usual learning rate, and so does a
     loss that goes on growing steeper, as a squared one does and a classifier's does not. In which
-    units other outputs than a classifier's move, prices or degrees, nobody has said.
+    units other outputs than scores move, prices or degrees, nobody has said.
     """
     moved = _Moved(model, inputs)
     if not moved.known:
         return Rates(None, LEARNING_RATE)
     slope = moved.unit * moved(_LITTLE) / _LITTLE
-    bends = _bends(moved, loss, targets) * slope**2
-    learning = min(LEARNING_RATE, STABLE / bends) if bends > 0 else LEARNING_RATE
-    return Rates(_noise(moved) if loss is cross_entropy else None, float(f"{learning:.2g}"))
+    shape = _CROSS_ENTROPY if loss is cross_entropy else _shape(moved.outputs, loss, targets)
+    bends = shape.bends * slope**2
+    learning = min(shape.usual, STABLE / bends) if bends > 0 else LEARNING_RATE
+    return Rates(_noise(moved) if shape.of_scores else None, float(f"{learning:.2g}"))
 
 
-def _bends(moved: _Moved, loss: Loss, targets: Tensor | None) -> float:
-    """By how much the slope of a loss changes with each unit of an output, over many of them."""
-    if loss is cross_entropy or targets is None:
-        return _BOUNDED
+class _Shape(NamedTuple):
+    """What a loss is as a function of a sample's outputs."""
 
-    outputs = moved.outputs[: len(targets)].detach()
-    way = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(2)).sign() * _FAR
+    bends: float  # by how much its slope changes with each unit of the outputs, over many of them
+    usual: float  # the learning rate for slopes as long as its own
+    of_scores: bool  # whether it is bounded and flat downhill, or linear: more is never wrong
+
+
+def _shape(outputs: Tensor, loss: Loss, targets: Tensor | None) -> _Shape:
+    """By the slope here, far away, half as far, and as far downhill.
+
+    A mean over outputs, or a loss times 1,000, has other slopes, and is the same task: so steps are
+    by a slope of length 1, as of one yes or no. One that goes on growing has its curvature instead.
+    """
+    if targets is None:
+        return _UNKNOWN
+    # Not the outputs and targets themselves, which may be so large that 200 more is not far.
+    targets, rng = torch.zeros_like(targets[: len(outputs)]), torch.Generator().manual_seed(2)
+    shape = (len(targets), *outputs.shape[1:])
+    way = torch.randn(shape, generator=rng).sign() * _FAR
+    outputs = torch.randn(shape, generator=rng)
 
     def slope(outputs: Tensor) -> Tensor:
         outputs = outputs.requires_grad_()
-        return torch.autograd.grad(loss(outputs, targets[: len(outputs)]).sum(), outputs)[0]
+        return torch.autograd.grad(loss(outputs, targets).sum(), outputs)[0]
+
+    def longest(slopes: Tensor) -> float:
+        return float(slopes.flatten(1).norm(dim=1).max())
 
     try:
-        bends = float((slope(outputs + way) - slope(outputs)).square().mean().sqrt()) / _FAR
+        here, half, far = (slope(outputs + share * way) for share in (0.0, 0.5, 1.0))
+        down = slope(outputs - _FAR * nn.functional.normalize(here.flatten(1)).view_as(here))
     except Exception:  # made-up targets that a loss of somebody's own does not take
-        bends = math.inf
-    return bends if math.isfinite(bends) else _SQUARED
+        return _UNKNOWN
+    changed = float((far - here).norm())
+    bends = changed * math.sqrt(here[0].numel() / len(here)) / _FAR  # summed over the outputs
+    most = max(map(longest, (here, half, far)))
+    if not (math.isfinite(bends) and most > 0):
+        return _UNKNOWN
+    if changed > 1.5 * float((half - here).norm()):
+        return _Shape(bends, math.inf, False)
+    return _Shape(bends, LEARNING_RATE / most, bends == 0 or longest(down) < 0.3 * most)
 
 
 def _noise(moved: _Moved) -> float:
@@ -84,7 +110,9 @@ def made_up(model: nn.Module, like: Samples) -> Samples:
     Targets are zeros: of a loss only its curvature is asked for.
     """
     rng = torch.Generator().manual_seed(0)
-    words = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    words = [
+        m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
+    ]
 
     def draw(like: Tensor) -> Tensor:
         shape = (_INPUTS, *like.shape[1:])
@@ -139,4 +167,5 @@ def _where(moved: _Moved, target: float, low: float, high: float) -> float:
 
 _INPUTS, _DRAWS, _LITTLE = 64, 2, 1e-4
 _FAR = 200.0
-_BOUNDED, _SQUARED = 1 / _FAR, 2.0  # of a slope between -1 and 1; of a squared loss
+_CROSS_ENTROPY = _Shape(1 / _FAR, LEARNING_RATE, True)  # each slope is between -1 and 1
+_UNKNOWN = _Shape(2.0, LEARNING_RATE, False)  # as if it were squared
