@@ -130,7 +130,10 @@ def _made_again(folder: Path, recipe: Recipe) -> list[str]:
         again = (twin / "report.html").read_bytes()
     report = folder / "report.html"
     if report.is_file() and report.read_bytes() != again:
-        return ["report.html does not follow from the log and the statement"]
+        return [
+            "report.html is not the page that this version makes of log and statement: it was "
+            "altered, or another version of dpfedls made it"
+        ]
     return []
 
 
