@@ -101,7 +101,7 @@ def test_constants_are_allowed():
 
 
 def test_recurrent_layers_are_allowed_and_a_line_says_what_is_faster(caplog):
-    with caplog.at_level(logging.INFO, logger="dpfedls"):
+    with caplog.at_level(logging.WARNING, logger="dpfedls"):
         check_model(nn.GRU(2, 2))
     assert "one client at a time; dpfedls.prepare(model)" in caplog.text
 
