@@ -177,8 +177,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _cannot_be_fed(model: nn.Module, features: Features, where: str, failed: _Failed) -> str:
-    """What to say; of whole numbers first whether floats would do."""
-    if any(map(_is_whole, leaves(features))):
+    """What to say; of whole numbers that no layer looks up first whether floats would do."""
+    looks_up = any(hasattr(module, "num_embeddings") for module in model.modules())
+    if any(map(_is_whole, leaves(features))) and not looks_up:
         try:
             _constant_outputs(model, each(Tensor.float, features))
         except _Failed as as_floats:  # says more
