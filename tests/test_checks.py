@@ -231,6 +231,27 @@ def test_the_person_at_fault_is_named(bad, message):
     check_samples(nn.Linear(2, 2), population(), "clients")
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_targets_that_are_no_numbers_are_refused_by_person_and_row(broken):
+    squares = lambda out, y: (out.squeeze(-1) - y).square()  # noqa: E731
+    parts = [(torch.zeros(3, 2), torch.zeros(3)) for _ in range(5)]
+    parts[3][1][2] = broken
+    said = r" has 1 samples with NaN or infinite targets, the first at row 2"
+    with pytest.raises(InputError, match=r"clients\[3\]" + said):
+        check_samples(nn.Linear(2, 1), ClientData.from_pairs(parts), "clients", squares)
+    with pytest.raises(InputError, match="^test" + said):
+        check_samples(nn.Linear(2, 1), parts[3], "test", squares)
+    lazy = LazyClients([TensorDataset(*own) for own in parts])
+    check_samples(nn.Linear(2, 1), lazy, "clients", squares)
+    with pytest.raises(InputError, match=r"clients\[3\]" + said):
+        lazy.client(3)
+
+
+def test_doubles_beyond_float32_are_refused():
+    with pytest.raises(InputError, match="test has 1 samples with NaN or infinite features"):
+        check_samples(nn.Linear(1, 2), (np.array([[1e39]]), np.array([0])), "test")
+
+
 def test_rows_that_nobody_owns_are_not_looked_at():
     x = torch.zeros(4, 2)
     x[2] = math.nan

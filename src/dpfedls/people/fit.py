@@ -49,15 +49,9 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
 @torch.no_grad()
 def check_values(model: nn.Module, samples: Samples, where: str, classes: int | None) -> None:
     """Refuse numbers that are none, tokens that the model does not know, labels it cannot give."""
-    for values in leaves(samples[0]):
-        parts = values.split(_ROWS) if values.is_floating_point() else ()
-        broken = [~torch.isfinite(part).unsqueeze(-1).flatten(1).all(dim=1) for part in parts]
-        rows = torch.cat(broken).nonzero().flatten().tolist() if broken else []
-        if rows:
-            raise InputError(
-                f"{where} has {len(rows)} samples with NaN or infinite features, the first at row "
-                f"{rows[0]}; they would spoil every average: remove or fix them"
-            )
+    _check_finite(leaves(samples[0]), where, "features", "remove or fix them")
+    mend = "remove or fix them, or mark what is missing by a number that your loss leaves out"
+    _check_finite([samples[1]], where, "targets", mend)
     _check_tokens(model, samples[0], where)
     if classes is None:
         return
@@ -69,6 +63,18 @@ def check_values(model: nn.Module, samples: Samples, where: str, classes: int | 
         raise InputError(
             f"{where} has labels from {low} to {high}, but the model has {classes} outputs; {mend}"
         )
+
+
+def _check_finite(tensors: list[Tensor], where: str, what: str, mend: str) -> None:
+    for values in tensors:
+        parts = values.split(_ROWS) if values.is_floating_point() else ()
+        broken = [~torch.isfinite(as_input(p)).unsqueeze(-1).flatten(1).all(dim=1) for p in parts]
+        rows = torch.cat(broken).nonzero().flatten().tolist() if broken else []
+        if rows:
+            raise InputError(
+                f"{where} has {len(rows)} samples with NaN or infinite {what}, the first at row "
+                f"{rows[0]}; they would spoil every average: {mend}"
+            )
 
 
 def _check_tokens(model: nn.Module, features: Features, where: str) -> None:
