@@ -317,6 +317,15 @@ def test_columns_that_no_model_can_read_are_refused_by_name(columns, options, me
         ClientData.from_frame(frame(**columns), **options)
 
 
+def test_a_name_that_two_columns_have_is_refused():
+    pandas = pytest.importorskip("pandas")
+    twice = pandas.concat([frame(), frame()[["age"]]], axis=1)
+    with pytest.raises(InputError, match=r"there are 2 columns named 'age', .*rename them"):
+        ClientData.from_frame(twice)
+    others = [name for name in frame().columns if name not in ("user_id", "y", "age")]
+    assert ClientData.from_frame(twice, features=others).num_clients == 2
+
+
 # ---- data sets
 
 
