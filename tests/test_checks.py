@@ -252,6 +252,24 @@ def test_doubles_beyond_float32_are_refused():
         check_samples(nn.Linear(1, 2), (np.array([[1e39]]), np.array([0])), "test")
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [(0, "Embedding, which knows 0 to 8.* says 'index out"), (2, "has tokens from 1 to 60000, ")],
+)
+def test_tokens_that_the_model_does_not_know_are_told_of_unsigned_types_too(row, message):
+    tokens = np.ones((3, 2), "u2")
+    tokens[row, 1] = 60_000
+    model = nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(4, 2))
+    with pytest.raises(InputError, match=message):
+        check_samples(model, (tokens, np.zeros(3, "u2")), "test")
+
+
+def test_masks_where_floats_are_needed_are_told_how_to_become_floats():
+    samples = (torch.ones(2, 2, dtype=torch.bool), torch.zeros(2).long())
+    with pytest.raises(InputError, match=r"test has features of True and False, .*x\.float\(\)"):
+        check_samples(nn.Linear(2, 2), samples, "test")
+
+
 def test_rows_that_nobody_owns_are_not_looked_at():
     x = torch.zeros(4, 2)
     x[2] = math.nan

@@ -96,6 +96,28 @@ def test_fractions_come_as_float32_whole_numbers_as_int64_masks_stay_and_labels_
     assert features["reversed"].tolist() == [[[4, 5], [2, 3]]]
 
 
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64"])
+def test_unsigned_numbers_of_every_width_are_read_and_trained_on(kind):
+    most = np.iinfo(kind).max // 2 + 1 if kind != "uint64" else 2**62  # beyond the signed type
+    numbers = np.array([0, most, 1, 2], dtype=kind)
+    data = ClientData.from_arrays(numbers, numbers, [0, 1, 0, 1])
+    for own in (*data.client(1), *data.take(torch.tensor([2, 3]))):
+        assert own.tolist() == [most, 2]
+    labels = (np.arange(40) % 3).astype(kind)
+    x = np.eye(3, dtype="f4")[labels]
+    result = dpfedls.train(
+        torch.nn.Linear(3, 3), ClientData.from_arrays(x, labels, np.arange(40) % 20),
+        plan=plan(noise_multiplier=0, clip_norm=5.0), local=local(), test=(x, labels),
+        engine="looped",
+    )  # fmt: skip
+    assert result.loss < result.history[0].loss
+
+
+def test_complex_numbers_are_refused_by_name():
+    with pytest.raises(InputError, match=r"features of the data .*they are complex: give real and"):
+        ClientData.from_arrays(np.ones((2, 1), "c8"), np.zeros(2), [0, 1])
+
+
 # ---- arrays by user
 
 

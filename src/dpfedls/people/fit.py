@@ -55,7 +55,8 @@ def check_values(model: nn.Module, samples: Samples, where: str, classes: int | 
     _check_tokens(model, samples[0], where)
     if classes is None:
         return
-    low, high = int(samples[1].min()), int(samples[1].max())
+    labels = as_input(samples[1])
+    low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         mend = f"labels must be 0 to {classes - 1}: relabel, or widen the last layer"
         if classes == 1:
@@ -90,6 +91,7 @@ def _check_tokens(model: nn.Module, features: Features, where: str) -> None:
         for start in range(0, len(whole[0]), _ROWS):
             _run(model, each(lambda v, at=start: as_input(v[at : at + _ROWS]).cpu(), features))
     except _Failed as failed:
+        whole = list(map(as_input, whole))
         low, high = min(int(v.min()) for v in whole), max(int(v.max()) for v in whole)
         raise InputError(
             f"{where} has tokens from {low} to {high}, which the model cannot be fed: {failed}; "
@@ -174,7 +176,10 @@ def _run(model: nn.Module, features: Features) -> Any:
 
 def _range(module: nn.Module) -> str:
     known = getattr(module, "num_embeddings", None)
-    return f", which knows 0 to {known - 1}" if isinstance(known, int) else ""
+    return f"{_KNOWS} 0 to {known - 1}" if isinstance(known, int) else ""
+
+
+_KNOWS = ", which knows"
 
 
 def _first_line(error: BaseException) -> str:
@@ -183,16 +188,19 @@ def _first_line(error: BaseException) -> str:
 
 
 def _cannot_be_fed(model: nn.Module, features: Features, where: str, failed: _Failed) -> str:
-    """What to say; of whole numbers first whether floats would do."""
-    if any(map(_is_whole, leaves(features))):
+    """What to say; of whole numbers and masks first whether floats would do."""
+    whole = [values for values in leaves(features) if not values.is_floating_point()]
+    if whole:
         try:
             _constant_outputs(model, each(Tensor.float, features))
-        except _Failed as as_floats:  # says more
-            failed = as_floats
+        except _Failed as as_floats:  # says more, but of layers that look whole numbers up
+            failed = failed if _KNOWS in str(failed) else as_floats
         else:
+            masks = all(values.dtype == torch.bool for values in whole)
+            kind = "True and False" if masks else "whole numbers"
             return (
-                f"{where} has features of whole numbers, but the model needs floats; convert them "
-                'with x.float(), an array with x.astype("float32")'
+                f"{where} has features of {kind}, but the model needs floats; convert them with "
+                'x.float(), an array with x.astype("float32")'
             )
     shapes = ", ".join(str(tuple(v.shape[1:])) for v in leaves(features))
     kind = "" if isinstance(features, Tensor) else f", as one {type(features).__name__}"

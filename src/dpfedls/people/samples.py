@@ -75,8 +75,13 @@ def described(pair: Samples) -> str:
 
 def select(values: Tensor, rows: Tensor) -> Tensor:
     """``values[rows]``, where rows lie; whole rows are copied at once, unlike by indexing."""
-    chosen = values.index_select(0, rows.reshape(-1).to(values.device)).to(rows.device)
-    return chosen.view(*rows.shape, *values.shape[1:])
+    plain = values.view(_SIGNED.get(values.dtype, values.dtype))
+    chosen = plain.index_select(0, rows.reshape(-1).to(values.device)).view(values.dtype)
+    return chosen.to(rows.device).view(*rows.shape, *values.shape[1:])
+
+
+# Unsigned types that torch's index_select lacks, and those of the same bytes.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def _is_leaf(node: Any) -> bool:
@@ -97,6 +102,8 @@ def _tensor(values: Any, where: str) -> Tensor:
             ):  # torch fears for memory that is read-only; we only read
                 warnings.simplefilter("ignore", UserWarning)
                 values = torch.from_numpy(array)
+        if values.is_complex():
+            raise TypeError("they are complex: give real and imaginary parts as two columns")
     except (TypeError, ValueError) as error:
         raise InputError(
             f"the {where} are no array of numbers ({str(error).splitlines()[0][:120]}); give a "
