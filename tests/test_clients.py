@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpfedls
 from dpfedls import ClientData, InputError, LazyClients, LocalSGD
@@ -253,6 +253,13 @@ def test_what_each_client_is_shown_is_its_own_with_an_order_as_without():
         assert torch.equal(features, moved.take(rows, padded=True)[0])
         owners = {int(t.unique().item()) for t in targets}  # one a client: nobody sees another's
         assert owners <= set(clients.tolist())
+
+
+def test_a_data_loader_is_nobodys_data_and_refused():
+    """Its batches would be people: (features, targets) pairs, one after the other."""
+    loader = DataLoader(TensorDataset(torch.zeros(40, 3), torch.zeros(40).long()), batch_size=2)
+    with pytest.raises(InputError, match="clients is a DataLoader, which does not say whose"):
+        dpfedls.train(torch.nn.Linear(3, 2), loader, plan=plan())
 
 
 # ---- how many samples of one person count

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from dpfedls.errors import InputError, require_positive
 from dpfedls.people.clients import ClientData, in_order
@@ -144,7 +144,9 @@ def people(clients: Any) -> People:
     if isinstance(clients, ClientData | LazyClients):
         return clients
     table = any(hasattr(clients, name) for name in ("columns", "column_names", "dtype"))
-    if table or isinstance(clients, str | Dataset) or not hasattr(clients, "__iter__"):
+    # A DataLoader would do, and make a person of every batch: the promise would be for nobody.
+    mixed = isinstance(clients, str | Dataset | DataLoader)
+    if table or mixed or not hasattr(clients, "__iter__"):
         raise InputError(
             f"clients is a {type(clients).__name__}, which does not say whose sample is whose; "
             "give a list or dict with one (features, targets) pair or one torch Dataset a person, "
