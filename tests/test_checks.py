@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ def test_own_losses_have_targets_of_any_shape_and_outputs_of_any_structure():
             return {"mean": super().forward(x["a"]), "scale": x["b"]}
 
     samples = ({"a": torch.zeros(3, 2), "b": torch.ones(3)}, torch.zeros(3, 4, 5))
-    good = lambda out, y: y.flatten(1).mean(1) + out["scale"]  # noqa: E731
+    good = lambda out, y: y.flatten(1).mean(1) + out["scale"] * out["mean"][:, 0]  # noqa: E731
     check_samples(Two(2, 2), samples, "test", good)
     with pytest.raises(InputError, match=r"loss fails on the model's outputs .*'variance'"):
         check_samples(Two(2, 2), samples, "test", lambda out, y: out["variance"])
@@ -262,6 +263,14 @@ def test_tokens_that_the_model_does_not_know_are_told_of_unsigned_types_too(row,
     model = nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(4, 2))
     with pytest.raises(InputError, match=message):
         check_samples(model, (tokens, np.zeros(3, "u2")), "test")
+
+
+def test_a_script_module_is_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"is a ScriptModule, .*give the nn\.Module"):
+        check_model(scripted)
 
 
 def test_masks_where_floats_are_needed_are_told_how_to_become_floats():

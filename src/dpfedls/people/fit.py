@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,12 +26,16 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
         raise InputError(_cannot_be_fed(model, features, where, failed)) from failed
     if loss is not cross_entropy:
         try:
-            loss(outputs, targets)
+            with torch.enable_grad():
+                losses = loss(_run(model, features), targets)
         except Exception as error:
             raise InputError(
                 f"loss fails on the model's outputs for samples of {where} ({_first_line(error)}); "
                 f"outputs have {_said(outputs)}, targets {_said(targets)}{_mend(outputs)}"
             ) from error
+        # Samples that are no numbers are refused by name, in check_values.
+        sound = all(bool(torch.isfinite(values).all()) for values in leaves((features, targets)))
+        _check_losses(losses, where, sound)
         return None
     if targets.is_floating_point() or targets.dim() != 1:
         raise InputError(
@@ -58,11 +63,28 @@ def check_values(model: nn.Module, samples: Samples, where: str, classes: int | 
     labels = as_input(samples[1])
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        mend = f"labels must be 0 to {classes - 1}: relabel, or widen the last layer"
+        relabel = "use y - 1" if low > 0 and high == classes else "relabel"
+        mend = f"labels must be 0 to {classes - 1}: {relabel}, or widen the last layer"
         if classes == 1:
             mend = "for two classes give it two, or pass loss=…, as docs/your-data.md has it"
         raise InputError(
             f"{where} has labels from {low} to {high}, but the model has {classes} outputs; {mend}"
+        )
+
+
+def _check_losses(losses: Any, where: str, sound: bool) -> None:
+    """Refuse a loss of which nothing can be learned: every update would count as zero."""
+    if not isinstance(losses, Tensor):  # said where training needs it
+        return
+    if not losses.requires_grad:
+        raise InputError(
+            f"loss has no gradient at the model's outputs for samples of {where}; nothing can be "
+            "learned from it: leave out .detach(), .item(), argmax and comparisons"
+        )
+    if sound and not torch.isfinite(losses).any():
+        raise InputError(
+            f"loss is {losses.flatten()[0]:g} at the model's outputs for samples of {where}, and "
+            "an update that is no number counts as zero; look for a log, a root or a division"
         )
 
 
@@ -204,10 +226,27 @@ def _cannot_be_fed(model: nn.Module, features: Features, where: str, failed: _Fa
             )
     shapes = ", ".join(str(tuple(v.shape[1:])) for v in leaves(features))
     kind = "" if isinstance(features, Tensor) else f", as one {type(features).__name__}"
-    return (
-        f"the model cannot be fed a sample of {where}, of shape {shapes}{kind}: {failed}; make "
-        "model and features fit"
-    )
+    mends = (mend for mend, change in _MENDS.items() if _would_fit(model, features, change))
+    said = next((f"give {mend}, which fits" for mend in mends), "make model and features fit")
+    return f"the model cannot be fed a sample of {where}, of shape {shapes}{kind}: {failed}; {said}"
+
+
+_MENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels first by x.permute(0, 3, 1, 2).float()": lambda x: x.permute(0, 3, 1, 2),
+    "one channel by x.unsqueeze(1).float()": lambda x: x.unsqueeze(1),
+    "rows by x.flatten(1).float()": lambda x: x.flatten(1),
+}
+
+
+def _would_fit(model: nn.Module, features: Features, change: Callable[[Tensor], Tensor]) -> bool:
+    """Whether the model takes them laid out otherwise, with outputs for each sample."""
+    if not isinstance(features, Tensor) or features.dim() < 3:
+        return False
+    try:
+        outputs = _run(model, change(features.float()))
+    except (_Failed, RuntimeError):  # of five dimensions, say
+        return False
+    return isinstance(outputs, Tensor) and outputs.shape[:1] == features.shape[:1]
 
 
 def _said(values: Any) -> str:
