@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def test_own_losses_have_targets_of_any_shape_and_outputs_of_any_structure():
             return {"mean": super().forward(x["a"]), "scale": x["b"]}
 
     samples = ({"a": torch.zeros(3, 2), "b": torch.ones(3)}, torch.zeros(3, 4, 5))
-    good = lambda out, y: y.flatten(1).mean(1) + out["scale"]  # noqa: E731
+    good = lambda out, y: y.flatten(1).mean(1) + out["scale"] * out["mean"][:, 0]  # noqa: E731
     check_samples(Two(2, 2), samples, "test", good)
     with pytest.raises(InputError, match=r"loss fails on the model's outputs .*'variance'"):
         check_samples(Two(2, 2), samples, "test", lambda out, y: out["variance"])
@@ -236,6 +237,53 @@ def test_the_person_at_fault_is_named(bad, message):
     with pytest.raises(InputError, match=rf"clients\[3\] has {message}"):
         check_samples(nn.Linear(2, 2), population(p3=bad), "clients")
     check_samples(nn.Linear(2, 2), population(), "clients")
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_targets_that_are_no_numbers_are_refused_by_person_and_row(broken):
+    squares = lambda out, y: (out.squeeze(-1) - y).square()  # noqa: E731
+    parts = [(torch.zeros(3, 2), torch.zeros(3)) for _ in range(5)]
+    parts[3][1][2] = broken
+    said = r" has 1 samples with NaN or infinite targets, the first at row 2"
+    with pytest.raises(InputError, match=r"clients\[3\]" + said):
+        check_samples(nn.Linear(2, 1), ClientData.from_pairs(parts), "clients", squares)
+    with pytest.raises(InputError, match="^test" + said):
+        check_samples(nn.Linear(2, 1), parts[3], "test", squares)
+    lazy = LazyClients([TensorDataset(*own) for own in parts])
+    check_samples(nn.Linear(2, 1), lazy, "clients", squares)
+    with pytest.raises(InputError, match=r"clients\[3\]" + said):
+        lazy.client(3)
+
+
+def test_doubles_beyond_float32_are_refused():
+    with pytest.raises(InputError, match="test has 1 samples with NaN or infinite features"):
+        check_samples(nn.Linear(1, 2), (np.array([[1e39]]), np.array([0])), "test")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [(0, "Embedding, which knows 0 to 8.* says 'index out"), (2, "has tokens from 1 to 60000, ")],
+)
+def test_tokens_that_the_model_does_not_know_are_told_of_unsigned_types_too(row, message):
+    tokens = np.ones((3, 2), "u2")
+    tokens[row, 1] = 60_000
+    model = nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(4, 2))
+    with pytest.raises(InputError, match=message):
+        check_samples(model, (tokens, np.zeros(3, "u2")), "test")
+
+
+def test_a_script_module_is_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"is a ScriptModule, .*give the nn\.Module"):
+        check_model(scripted)
+
+
+def test_masks_where_floats_are_needed_are_told_how_to_become_floats():
+    samples = (torch.ones(2, 2, dtype=torch.bool), torch.zeros(2).long())
+    with pytest.raises(InputError, match=r"test has features of True and False, .*x\.float\(\)"):
+        check_samples(nn.Linear(2, 2), samples, "test")
 
 
 def test_rows_that_nobody_owns_are_not_looked_at():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpfedls
 from dpfedls import ClientData, InputError, LazyClients, LocalSGD
@@ -48,8 +48,8 @@ def test_an_empty_person_needs_no_shape_and_keys_need_no_order():
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([(torch.zeros(2, 1),)], r"clients\[0\] is not a pair"),
-        ([torch.zeros(2, 1)], r"clients\[0\] is not a pair"),
+        ([(torch.zeros(2, 1),)], r"clients\[0\] is a .*, not a pair"),
+        ([torch.zeros(2, 1)], r"clients\[0\] is a .*, not a pair"),
         (
             [(np.array(["a", "b"]), np.zeros(2))],
             r"features of clients\[0\] are no array of numbers",
@@ -94,6 +94,28 @@ def test_fractions_come_as_float32_whole_numbers_as_int64_masks_stay_and_labels_
         assert targets.dtype == torch.int64
     assert targets.tolist() == [[1, 0]]
     assert features["reversed"].tolist() == [[[4, 5], [2, 3]]]
+
+
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64"])
+def test_unsigned_numbers_of_every_width_are_read_and_trained_on(kind):
+    most = np.iinfo(kind).max // 2 + 1 if kind != "uint64" else 2**62  # beyond the signed type
+    numbers = np.array([0, most, 1, 2], dtype=kind)
+    data = ClientData.from_arrays(numbers, numbers, [0, 1, 0, 1])
+    for own in (*data.client(1), *data.take(torch.tensor([2, 3]))):
+        assert own.tolist() == [most, 2]
+    labels = (np.arange(40) % 3).astype(kind)
+    x = np.eye(3, dtype="f4")[labels]
+    result = dpfedls.train(
+        torch.nn.Linear(3, 3), ClientData.from_arrays(x, labels, np.arange(40) % 20),
+        plan=plan(noise_multiplier=0, clip_norm=5.0), local=local(), test=(x, labels),
+        engine="looped", device=torch.device("cpu"),  # as a string would do
+    )  # fmt: skip
+    assert result.loss < result.history[0].loss
+
+
+def test_complex_numbers_are_refused_by_name():
+    with pytest.raises(InputError, match=r"features of the data .*they are complex: give real and"):
+        ClientData.from_arrays(np.ones((2, 1), "c8"), np.zeros(2), [0, 1])
 
 
 # ---- arrays by user
@@ -233,6 +255,13 @@ def test_what_each_client_is_shown_is_its_own_with_an_order_as_without():
         assert owners <= set(clients.tolist())
 
 
+def test_a_data_loader_is_nobodys_data_and_refused():
+    """Its batches would be people: (features, targets) pairs, one after the other."""
+    loader = DataLoader(TensorDataset(torch.zeros(40, 3), torch.zeros(40).long()), batch_size=2)
+    with pytest.raises(InputError, match="clients is a DataLoader, which does not say whose"):
+        dpfedls.train(torch.nn.Linear(3, 2), loader, plan=plan())
+
+
 # ---- how many samples of one person count
 
 
@@ -315,6 +344,15 @@ def test_a_frames_nullable_columns_are_numbers_too():
 def test_columns_that_no_model_can_read_are_refused_by_name(columns, options, message):
     with pytest.raises(InputError, match=message):
         ClientData.from_frame(frame(**columns), **options)
+
+
+def test_a_name_that_two_columns_have_is_refused():
+    pandas = pytest.importorskip("pandas")
+    twice = pandas.concat([frame(), frame()[["age"]]], axis=1)
+    with pytest.raises(InputError, match=r"there are 2 columns named 'age', .*rename them"):
+        ClientData.from_frame(twice)
+    others = [name for name in frame().columns if name not in ("user_id", "y", "age")]
+    assert ClientData.from_frame(twice, features=others).num_clients == 2
 
 
 # ---- data sets

@@ -40,6 +40,11 @@ def test_scores_move_by_about_what_is_allowed(scale):
 def test_the_choice_can_be_repeated_and_reads_no_label():
     inputs = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
     assert rates_on(linear(50), inputs) == rates_on(linear(50), inputs)
+    relative = lambda o, t: ((o[:, 0] - t) / t).square()  # noqa: E731
+    huber = lambda o, t: nn.functional.huber_loss(o[:, 0], t, reduction="none")  # noqa: E731
+    for loss in (relative, huber, lambda o, t: (t.exp() * o[:, 0]).square()):
+        labels = (torch.full((64,), label) for label in (1.0, 0.01, 1000.0))
+        assert len({rates_on(linear(50), inputs, loss, own) for own in labels}) == 1
 
 
 def test_outputs_with_units_of_their_own_bear_what_nobody_knows():

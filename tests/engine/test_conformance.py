@@ -147,6 +147,17 @@ def tied() -> nn.Module:
     return model
 
 
+def twice() -> nn.Module:
+    """One module under two names, as in ALBERT or siamese towers."""
+    layer = nn.Linear(6, 6)
+    return Net(
+        lambda m, x: m.head(m.body(x)),
+        first=layer,
+        body=nn.Sequential(layer, nn.Tanh(), layer),
+        head=nn.Linear(6, CLASSES),
+    )
+
+
 def frozen_backbone() -> nn.Module:
     backbone = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
     with torch.no_grad():
@@ -295,6 +306,7 @@ CASES = {
         for mode, padding in (("mean", 1), ("sum", None))
     },
     "tied weights": Case(tied, tokens(9), "vmapped"),
+    "one module twice": Case(twice, numbers(6), "vmapped"),
     "frozen backbone": Case(frozen_backbone, numbers(6), "vmapped"),
     "normed": Case(normed, numbers(6), "vmapped"),
     "dict features": Case(from_dict, dict_features, "vmapped"),
@@ -357,6 +369,7 @@ def test_every_engine_learns_what_the_slow_twin_does(engine, name, setting):
     assert expected.norm() > 0.02  # something was learned, so that equality means something
     assert float((found - expected).norm() / expected.norm()) < 1e-4
     assert not found[SIZES == 0].any()
+    assert Layout.of(twin.model) == twin.layout  # the model is given back as it was
 
 
 @pytest.mark.parametrize("name", CASES)

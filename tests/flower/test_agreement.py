@@ -93,7 +93,8 @@ def test_the_file_is_read_as_it_was_written_and_ranges_are_short(tmp_path):
     other = write_node_key(tmp_path / "other.key")
     write_agreement(tmp_path / "roster.toml", {key: range(0, 6, 2), other: [1]})
     assert read_agreement(tmp_path / "roster.toml") == {key: [0, 2, 4], other: [1]}
-    (tmp_path / "short.toml").write_text(f'"{key} somebody@hospital" = [7, [10, 12]]\n')
+    text = f'\ufeff"{key} somebody@hospital" = [7, [10, 12]]\n'  # begun as Windows' Notepad does
+    (tmp_path / "short.toml").write_text(text, encoding="utf-8")
     assert read_agreement(tmp_path / "short.toml") == {key: [7, 10, 11, 12]}
 
 

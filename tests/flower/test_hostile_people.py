@@ -11,14 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_strategy import small, task_of
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
-from dpfedls import ClientData, InputError
+from dpfedls import ClientData, InputError, LazyClients
 from dpfedls.clipping import Bound
 from dpfedls.engine import choose
 from dpfedls.flower.client import Node, make_ask
 from dpfedls.flower.person import load
 from dpfedls.flower.replies import pack, unpack
+from dpfedls.people.grouping import choice
 from dpfedls.people.losses import cross_entropy
 from dpfedls.privacy.clipping import AdaptiveClipping
 
@@ -151,6 +152,22 @@ def test_work_is_bounded_before_it_begins():
     assert torch.equal(first, again)
     assert len(set(first.tolist())) == 40
     assert not torch.equal(first, load(numbered, 2, 40, 0)[1])
+
+
+@pytest.mark.parametrize("size", [41, 10**5, 2**22 + 1])
+def test_a_node_reads_the_samples_that_a_simulation_reads(size):
+    numbered = torch.arange(size)
+    owners = torch.ones(size, dtype=torch.int64)
+    simulated = ClientData.from_arrays(numbered, numbered, owners, most_samples=40, seed=5)
+    deployed = load((numbered, numbered), 1, 40, 5)
+    assert torch.equal(simulated.client(0)[1], deployed[1])
+    lazy = LazyClients([TensorDataset(numbered, numbered)] * 2, most_samples=40, seed=5)
+    assert torch.equal(lazy.client(1)[1], deployed[1])
+
+
+def test_which_samples_count_is_as_it_was():
+    """Results of the tasks by natural people rest on it."""
+    assert choice([3, "bo"], 30, 5, seed=7).tolist() == [[1, 7, 12, 20, 25], [2, 4, 5, 6, 16]]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ import pytest
 from dpfedls.errors import InputError
 from dpfedls.privacy import RoundEvent, epsilon, noise_multiplier_for, rounds_for
 from dpfedls.privacy.accounting.closed_form import (
+    LEMMAS,
     Infeasible,
     closed_form_epsilon,
     closed_form_noise,
     closed_form_rounds,
     confirm,
-    lemma_rdp,
+    lemma_for,
+    order_allowed,
 )
 from dpfedls.privacy.accounting.rdp import ORDERS
 from dpfedls.sampling import FixedSizeSampling, PoissonSampling, Sampler
@@ -151,24 +153,22 @@ def test_lemmas_hold_at_integer_orders() -> None:
     checked = 0
     for rate, noise in itertools.product((0.001, 0.01, 0.05), (0.82, 1.6, 3.0, 8.0)):
         cohort = FixedSizeSampling(cohort=round(1000 * rate))
-        for sampling, sampler in (("fixed", cohort), ("poisson", PoissonSampling(rate=rate))):
+        for sampler in (cohort, PoissonSampling(rate=rate)):
+            factor, least_square = lemma_for(sampler)
             curve = _rdp(event(sampler, 1000, noise), noise)
-            for order, exact in zip(ORDERS, curve, strict=True):
-                bound = lemma_rdp(float(order), rate, noise, sampling)  # pyright: ignore[reportArgumentType]
-                if bound is not None and float(order).is_integer():
-                    assert exact <= bound * (1 + 1e-9)
+            for order, exact in zip(map(float, ORDERS), curve, strict=True):
+                allowed = noise**2 >= least_square and order_allowed(order, rate, noise**2)
+                if allowed and order > 1 and order.is_integer():
+                    assert exact <= factor * rate**2 * order / noise**2 * (1 + 1e-9)
                     checked += 1
     assert checked > 60
 
 
-def test_lemma_values_and_conditions() -> None:
-    assert lemma_rdp(2.0, 0.01, 2.0, "fixed") == pytest.approx(3.5 * 0.01**2 * 2 / 4)
-    assert lemma_rdp(2.0, 0.01, 2.0, "poisson") == pytest.approx(2 * 0.01**2 * 2 / 4)
-    assert lemma_rdp(2.0, 0.01, math.sqrt(0.6), "fixed") is None  # ν² >= 2/3
-    assert lemma_rdp(2.0, 0.01, math.sqrt(0.6), "poisson") is not None
-    assert lemma_rdp(2.0, 0.01, math.sqrt(0.55), "poisson") is None  # ν² >= 5/9
-    assert lemma_rdp(50.0, 0.01, 2.0, "poisson") is None  # the order is too large
-    assert lemma_rdp(1.0, 0.01, 2.0, "poisson") is None
+def test_the_lemmas_are_as_printed() -> None:
+    assert LEMMAS == {"fixed": (3.5, 2 / 3), "poisson": (2.0, 5 / 9)}
+    # α - 1 <= (2/3)·z²·log(1/(q·α·(1 + z²))): 3.7 <= 3.86, and 4.0 > 3.70
+    assert order_allowed(4.7, 0.01, 4.0)
+    assert not order_allowed(5.0, 0.01, 4.0)
 
 
 def test_every_feasible_noise_is_confirmed_on_a_grid() -> None:

@@ -54,6 +54,8 @@ def plan(delta: float, noise: float = 1.0) -> PrivacyPlan:
 
 def test_a_delta_that_promises_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Refused above 10/N, warned of once from 1/N on, silent below; no noise, no promise."""
+    words = "rounds --sampling poisson --clients 1000 --rate 0.1 --noise-multiplier 2 --epsilon 8"
+    assert "promises nothing to 1000 people" in refusal(*words.split(), "--delta", "0.5")
     with pytest.raises(InputError, match="promises nothing to 1000 people"):
         plan(0.5)
     assert not plan(0.5, noise=0.0).is_private

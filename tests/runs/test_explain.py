@@ -57,6 +57,21 @@ def test_a_key_of_another_kind_is_said_to_be_one():
         recipes.read("synthetic", ["plan.sampler.cohort=5"])
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('denoiser=[{kind="laplacian",strenth=1}]', "key 'denoiser[0].strenth'; did you mean 'den"),
+        ('denoiser=[{kind="laplacian"},{kind="momenta"}]', "value of denoiser[1].kind: 'momenta'"),
+        ('denoiser=[{kind="momentum",strength=1}]', "it belongs to denoiser.kind = 'laplacian'"),
+        ("denoiser=[{strength=1}]", "synthetic: denoiser[0].kind is missing"),
+        ("chosen.a=1", "synthetic: a value of chosen = {'a': 1} must be text"),
+    ],
+)
+def test_what_is_wrong_in_a_list_or_a_free_table_is_said_too(setting, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        recipes.read("synthetic", [setting])
+
+
 def test_where_nothing_comes_to_mind_nothing_is_made_up():
     with pytest.raises(InputError, match=r"'local\.frobnicate'; known: local\.batch_size"):
         recipes.read("synthetic", ["local.frobnicate=5"])

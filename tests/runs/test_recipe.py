@@ -128,6 +128,12 @@ def test_unknown_recipes_and_broken_files(tmp_path):
         recipes.read(str(broken))
 
 
+def test_a_recipe_that_begins_with_a_byte_order_mark_is_read(tmp_path):
+    marked = tmp_path / "marked.toml"
+    marked.write_text(recipes.encode(recipes.read("synthetic")), encoding="utf-8-sig")
+    assert recipes.read(str(marked)) == recipes.read("synthetic")
+
+
 def test_fingerprints_tell_recipes_apart():
     a, b = recipes.read("synthetic"), recipes.read("synthetic", ["seed=1"])
     assert recipes.fingerprint(a) == recipes.fingerprint(recipes.read("synthetic"))

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from dpfedls.people.calling import call_with
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Samples, as_input, each
 
@@ -135,7 +135,7 @@ class _Moved:
             {n: torch.randn(w.shape, generator=rng) for n, w in self.weights.items()}
             for _ in range(_DRAWS)
         ]
-        self.outputs = functional_call(self.model, self.weights, (self.inputs,))
+        self.outputs = call_with(self.model, self.weights, self.inputs)
         self.known = isinstance(self.outputs, Tensor)
         self.still = self._scores(self.weights) if self.known else torch.zeros(2)
         self.unit = max(1.0, float(self.still.std()))  # scores that begin large bear more
@@ -149,7 +149,7 @@ class _Moved:
 
     @torch.no_grad()
     def _scores(self, weights: dict[str, Tensor]) -> Tensor:
-        scores = functional_call(self.model, weights, (self.inputs,))
+        scores = call_with(self.model, weights, self.inputs)
         if scores.dim() < 2 or scores.shape[1] < 2:
             return scores
         return scores - scores.mean(dim=1, keepdim=True)  # what moves all alike changes nothing

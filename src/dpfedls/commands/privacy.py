@@ -147,8 +147,8 @@ def rounds(
     json: Json = False,
 ) -> None:
     """How many rounds stay within ε."""
+    from dpfedls.privacy.accountants import check_promise, rounds_for, usual_delta
     from dpfedls.privacy.accountants import epsilon as epsilon_of
-    from dpfedls.privacy.accountants import rounds_for, usual_delta
     from dpfedls.privacy.event import RoundEvent
 
     event = RoundEvent(
@@ -157,6 +157,7 @@ def rounds(
         noise_multiplier=noise_multiplier,
     )
     at = delta if delta is not None else usual_delta(clients)
+    check_promise(at, clients)
     found = rounds_for(epsilon, event=event, delta=at, accountant=accountant.value)
     if not found:
         one = epsilon_of([(event, 1)], at, accountant.value)

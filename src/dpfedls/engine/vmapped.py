@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from dpfedls.engine.batching import CrossEntropy, client_layers
 from dpfedls.engine.chains import Chain, chain_of
@@ -25,6 +25,7 @@ from dpfedls.engine.replay import Batch, Recorder, Step, one_by_one
 from dpfedls.engine.threads import one_torch_thread
 from dpfedls.local_sgd import Tree, Update, schedule
 from dpfedls.parameters import Updates, Vector
+from dpfedls.people.calling import call_with
 from dpfedls.people.losses import cross_entropy, require_one_loss_per_sample
 from dpfedls.people.precision import to_precision
 from dpfedls.people.steps import TRAININGS, following, lengths, project
@@ -151,7 +152,7 @@ class VmappedUpdate(Update):
 
     def _one_client(self, tensors: dict[str, Tensor], features: Tree, targets: Tree) -> Tensor:
         every = {**self.constants, **tensors}
-        outputs = self._outputs(lambda x: functional_call(self.model, every, (x,)), features)
+        outputs = self._outputs(lambda x: call_with(self.model, every, x), features)
         return self.loss(outputs, targets)
 
     @cached_property
@@ -175,7 +176,7 @@ class ThreadedUpdate:
     """
 
     def __init__(self, update: VmappedUpdate, threads: int) -> None:
-        # A model under functional_call is in one thread's hands: each has modules of its own.
+        # A model under call_with is in one thread's hands: each has modules of its own.
         shared = {id(p): p for p in update.model.parameters()}
         copies = (copy.deepcopy(update.model, dict(shared)) for _ in range(threads))
         self.updates = [replace(update, model=model) for model in copies]

@@ -21,7 +21,7 @@ Agreement = Mapping[str, Sequence[int]]
 def read_agreement(path: Path) -> dict[str, list[int]]:
     """Lines ``"ecdsa-sha2-nistp384 AAAA…" = [3, [10, 19]]`` of TOML: 3, and 10 to 19."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return {key_name(key): _numbers(people) for key, people in values.items()}
     except FileNotFoundError as error:
         raise InputError(

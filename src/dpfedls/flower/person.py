@@ -19,6 +19,7 @@ from dpfedls.engine import choose
 from dpfedls.parameters import Total, Vector
 from dpfedls.people.checks import check_samples
 from dpfedls.people.clients import ClientData
+from dpfedls.people.grouping import counted
 from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input, as_samples, each, select
 from dpfedls.people.tables import collated
@@ -48,14 +49,15 @@ def contribution(
 def load(given: Any, person: int, most: int, seed: int) -> Samples:
     """At most ``most`` of the samples of a pair, or of a torch Dataset; chosen before any is read.
 
-    The choice is a function of the seed, the person and how many samples the person has.
+    The choice is a function of the seed, the person and how many samples the person has, and the
+    one that a simulation makes of people who are labelled by their numbers.
     """
     where = f"person {person}"
     if isinstance(given, Dataset):
-        places = _places(len(given), person, most, seed)  # pyright: ignore[reportArgumentType]
+        places = counted(person, len(given), most, seed)  # pyright: ignore[reportArgumentType]
         given = collated([given[i] for i in places.tolist()], where)
     features, targets = as_samples(given, where)
-    rows = torch.from_numpy(_places(len(targets), person, most, seed))
+    rows = torch.from_numpy(counted(person, len(targets), most, seed))
     if len(rows) < len(targets):
         features = each(lambda values: select(values, rows), features)
         targets = select(targets, rows)
@@ -69,11 +71,3 @@ def checked(
     samples = load(given, person, most, recipe.seed)
     check_samples(model, samples, f"person {person}", loss)
     return samples
-
-
-def _places(size: int, person: int, most: int, seed: int) -> np.ndarray:
-    """Which samples count, in their order; memory follows ``most``, whatever ``size`` is."""
-    if size <= most:
-        return np.arange(size)
-    rng = np.random.default_rng((seed, person))
-    return np.sort(rng.choice(size, most, replace=False, shuffle=False))

@@ -28,6 +28,11 @@ def check_model(model: nn.Module) -> None:
     A BatchNorm in eval mode is a constant and stays. Dropout is to be 0: clipping and noise
     regularise already, and every client's masks would have to be drawn apart from all others'.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "the model is a ScriptModule, whose layers cannot be looked into; give the nn.Module "
+            "that it was made from"
+        )
     for name, module in model.named_modules():
         where = f"module {name!r} ({type(module).__name__})"
         if keeps_statistics(module):
@@ -55,6 +60,10 @@ def check_model(model: nn.Module) -> None:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise InputError(
                 f"parameter {name!r} has no shape yet; call the model once on a sample first"
+            )
+        if parameter.is_meta:
+            raise InputError(
+                f"parameter {name!r} is on the device meta and has no values; load its weights"
             )
         if parameter.dtype != torch.float32:
             raise InputError(

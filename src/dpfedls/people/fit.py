@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,12 +26,16 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
         raise InputError(_cannot_be_fed(model, features, where, failed)) from failed
     if loss is not cross_entropy:
         try:
-            loss(outputs, targets)
+            with torch.enable_grad():
+                losses = loss(_run(model, features), targets)
         except Exception as error:
             raise InputError(
                 f"loss fails on the model's outputs for samples of {where} ({_first_line(error)}); "
                 f"outputs have {_said(outputs)}, targets {_said(targets)}{_mend(outputs)}"
             ) from error
+        # Samples that are no numbers are refused by name, in check_values.
+        sound = all(bool(torch.isfinite(values).all()) for values in leaves((features, targets)))
+        _check_losses(losses, where, sound)
         return None
     if targets.is_floating_point() or targets.dim() != 1:
         raise InputError(
@@ -49,26 +54,50 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
 @torch.no_grad()
 def check_values(model: nn.Module, samples: Samples, where: str, classes: int | None) -> None:
     """Refuse numbers that are none, tokens that the model does not know, labels it cannot give."""
-    for values in leaves(samples[0]):
-        parts = values.split(_ROWS) if values.is_floating_point() else ()
-        broken = [~torch.isfinite(part).unsqueeze(-1).flatten(1).all(dim=1) for part in parts]
-        rows = torch.cat(broken).nonzero().flatten().tolist() if broken else []
-        if rows:
-            raise InputError(
-                f"{where} has {len(rows)} samples with NaN or infinite features, the first at row "
-                f"{rows[0]}; they would spoil every average: remove or fix them"
-            )
+    _check_finite(leaves(samples[0]), where, "features", "remove or fix them")
+    mend = "remove or fix them, or mark what is missing by a number that your loss leaves out"
+    _check_finite([samples[1]], where, "targets", mend)
     _check_tokens(model, samples[0], where)
     if classes is None:
         return
-    low, high = int(samples[1].min()), int(samples[1].max())
+    labels = as_input(samples[1])
+    low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        mend = f"labels must be 0 to {classes - 1}: relabel, or widen the last layer"
+        relabel = "use y - 1" if low > 0 and high == classes else "relabel"
+        mend = f"labels must be 0 to {classes - 1}: {relabel}, or widen the last layer"
         if classes == 1:
             mend = "for two classes give it two, or pass loss=…, as docs/your-data.md has it"
         raise InputError(
             f"{where} has labels from {low} to {high}, but the model has {classes} outputs; {mend}"
         )
+
+
+def _check_losses(losses: Any, where: str, sound: bool) -> None:
+    """Refuse a loss of which nothing can be learned: every update would count as zero."""
+    if not isinstance(losses, Tensor):  # said where training needs it
+        return
+    if not losses.requires_grad:
+        raise InputError(
+            f"loss has no gradient at the model's outputs for samples of {where}; nothing can be "
+            "learned from it: leave out .detach(), .item(), argmax and comparisons"
+        )
+    if sound and not torch.isfinite(losses).any():
+        raise InputError(
+            f"loss is {losses.flatten()[0]:g} at the model's outputs for samples of {where}, and "
+            "an update that is no number counts as zero; look for a log, a root or a division"
+        )
+
+
+def _check_finite(tensors: list[Tensor], where: str, what: str, mend: str) -> None:
+    for values in tensors:
+        parts = values.split(_ROWS) if values.is_floating_point() else ()
+        broken = [~torch.isfinite(as_input(p)).unsqueeze(-1).flatten(1).all(dim=1) for p in parts]
+        rows = torch.cat(broken).nonzero().flatten().tolist() if broken else []
+        if rows:
+            raise InputError(
+                f"{where} has {len(rows)} samples with NaN or infinite {what}, the first at row "
+                f"{rows[0]}; they would spoil every average: {mend}"
+            )
 
 
 def _check_tokens(model: nn.Module, features: Features, where: str) -> None:
@@ -84,6 +113,7 @@ def _check_tokens(model: nn.Module, features: Features, where: str) -> None:
         for start in range(0, len(whole[0]), _ROWS):
             _run(model, each(lambda v, at=start: as_input(v[at : at + _ROWS]).cpu(), features))
     except _Failed as failed:
+        whole = list(map(as_input, whole))
         low, high = min(int(v.min()) for v in whole), max(int(v.max()) for v in whole)
         raise InputError(
             f"{where} has tokens from {low} to {high}, which the model cannot be fed: {failed}; "
@@ -168,7 +198,10 @@ def _run(model: nn.Module, features: Features) -> Any:
 
 def _range(module: nn.Module) -> str:
     known = getattr(module, "num_embeddings", None)
-    return f", which knows 0 to {known - 1}" if isinstance(known, int) else ""
+    return f"{_KNOWS} 0 to {known - 1}" if isinstance(known, int) else ""
+
+
+_KNOWS = ", which knows"
 
 
 def _first_line(error: BaseException) -> str:
@@ -177,24 +210,43 @@ def _first_line(error: BaseException) -> str:
 
 
 def _cannot_be_fed(model: nn.Module, features: Features, where: str, failed: _Failed) -> str:
-    """What to say; of whole numbers that no layer looks up first whether floats would do."""
-    looks_up = any(hasattr(module, "num_embeddings") for module in model.modules())
-    if any(map(_is_whole, leaves(features))) and not looks_up:
+    """What to say; of whole numbers and masks first whether floats would do."""
+    whole = [values for values in leaves(features) if not values.is_floating_point()]
+    if whole:
         try:
             _constant_outputs(model, each(Tensor.float, features))
-        except _Failed as as_floats:  # says more
-            failed = as_floats
+        except _Failed as as_floats:  # says more, but of layers that look whole numbers up
+            failed = failed if _KNOWS in str(failed) else as_floats
         else:
+            masks = all(values.dtype == torch.bool for values in whole)
+            kind = "True and False" if masks else "whole numbers"
             return (
-                f"{where} has features of whole numbers, but the model needs floats; convert them "
-                'with x.float(), an array with x.astype("float32")'
+                f"{where} has features of {kind}, but the model needs floats; convert them with "
+                'x.float(), an array with x.astype("float32")'
             )
     shapes = ", ".join(str(tuple(v.shape[1:])) for v in leaves(features))
     kind = "" if isinstance(features, Tensor) else f", as one {type(features).__name__}"
-    return (
-        f"the model cannot be fed a sample of {where}, of shape {shapes}{kind}: {failed}; make "
-        "model and features fit"
-    )
+    mends = (mend for mend, change in _MENDS.items() if _would_fit(model, features, change))
+    said = next((f"give {mend}, which fits" for mend in mends), "make model and features fit")
+    return f"the model cannot be fed a sample of {where}, of shape {shapes}{kind}: {failed}; {said}"
+
+
+_MENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels first by x.permute(0, 3, 1, 2).float()": lambda x: x.permute(0, 3, 1, 2),
+    "one channel by x.unsqueeze(1).float()": lambda x: x.unsqueeze(1),
+    "rows by x.flatten(1).float()": lambda x: x.flatten(1),
+}
+
+
+def _would_fit(model: nn.Module, features: Features, change: Callable[[Tensor], Tensor]) -> bool:
+    """Whether the model takes them laid out otherwise, with outputs for each sample."""
+    if not isinstance(features, Tensor) or features.dim() < 3:
+        return False
+    try:
+        outputs = _run(model, change(features.float()))
+    except (_Failed, RuntimeError):  # of five dimensions, say
+        return False
+    return isinstance(outputs, Tensor) and outputs.shape[:1] == features.shape[:1]
 
 
 def _said(values: Any) -> str:

@@ -14,6 +14,7 @@ from dpfedls.errors import InputError
 from dpfedls.randomness import SeededStreams, shuffled
 
 _CHUNK = 2**16  # labels that are Python objects at the same time
+_SORTED = 2**22  # samples of one person that are put in a random order, 0.1 GB, to choose the first
 
 
 class Groups(NamedTuple):
@@ -67,11 +68,25 @@ def bounded(groups: Groups, most: int | None, seed: int) -> Groups:
 
 
 def choice(labels: Iterable[Any], size: int, most: int, seed: int) -> np.ndarray:
-    """For each label which ``most`` of ``size`` samples count, in their order."""
+    """For each label which ``most`` of ``size`` samples count, in their order.
+
+    One rule for simulations and nodes. A node does not yet know whether somebody has as many
+    samples as they say, so beyond ``_SORTED`` memory follows ``most``, whatever ``size`` is.
+    """
     stream = SeededStreams(seed).generator("contribution")
     key = int(stream.integers(2**64, dtype=np.uint64))
     people = np.array([_number(label) for label in labels], dtype=np.uint64)
-    return np.sort(shuffled(key, people, size, 1)[:, 0, :most], axis=1)
+    if size <= _SORTED:
+        return np.sort(shuffled(key, people, size, 1)[:, 0, :most], axis=1)
+    rngs = (np.random.default_rng([key, person]) for person in people.tolist())
+    return np.sort([rng.choice(size, most, replace=False, shuffle=False) for rng in rngs], axis=1)
+
+
+def counted(label: Any, size: int, most: int | None, seed: int) -> np.ndarray:
+    """Which of one person's samples count: all of them, or ``most`` by ``choice``."""
+    if most is None or size <= most:
+        return np.arange(size)
+    return choice([label], size, most, seed)[0]
 
 
 def require_count(most: Any) -> None:

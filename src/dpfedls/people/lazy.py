@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from dpfedls.errors import InputError, require_positive
 from dpfedls.people.clients import ClientData, in_order
-from dpfedls.people.grouping import choice, require_count
+from dpfedls.people.grouping import counted, require_count
 from dpfedls.people.samples import Samples, as_input, as_samples, each, joined
 from dpfedls.people.tables import collated
 
@@ -113,12 +113,10 @@ class LazyClients:
         return each(lambda values: values[back].unflatten(0, rows.shape), together)
 
     def _load(self, j: int) -> Samples:
-        dataset, size, where = self._datasets[j], int(self.sizes[j]), f"clients[{j}]"
-        if size == 0:
+        dataset, where = self._datasets[j], f"clients[{j}]"
+        if self.sizes[j] == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device)
-        places = np.arange(size)
-        if size < len(dataset):
-            places = choice([self._labels[j]], len(dataset), size, self.seed)[0]
+        places = counted(self._labels[j], len(dataset), self.most_samples, self.seed)
         samples = as_samples(collated([dataset[i] for i in places.tolist()], where), where)
         self.check(j, samples)
         return each(lambda values: as_input(values).to(self.device), samples)
@@ -146,7 +144,9 @@ def people(clients: Any) -> People:
     if isinstance(clients, ClientData | LazyClients):
         return clients
     table = any(hasattr(clients, name) for name in ("columns", "column_names", "dtype"))
-    if table or isinstance(clients, str | Dataset) or not hasattr(clients, "__iter__"):
+    # A DataLoader would do, and make a person of every batch: the promise would be for nobody.
+    mixed = isinstance(clients, str | Dataset | DataLoader)
+    if table or mixed or not hasattr(clients, "__iter__"):
         raise InputError(
             f"clients is a {type(clients).__name__}, which does not say whose sample is whose; "
             "give a list or dict with one (features, targets) pair or one torch Dataset a person, "

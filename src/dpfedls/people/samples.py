@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure
+from torch.utils.data import DataLoader, Dataset
 
 from dpfedls.errors import InputError
 
@@ -22,8 +23,8 @@ def as_samples(pair: Any, where: str) -> Samples:
     """Features and targets as tensors on the memory of the arrays, tensors or lists given."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InputError(
-            f"{where} is not a pair of tensors or arrays; give (features, targets), features "
-            "perhaps a dict or tuple of arrays"
+            f"{where} is {_named(pair)}, not a pair of tensors or arrays; give (features, targets)"
+            f"{_PAIRED if isinstance(pair, Dataset | DataLoader) else _SEVERAL}"
         )
     features = each(lambda values: _tensor(values, f"features of {where}"), pair[0])
     targets = _tensor(pair[1], f"targets of {where}")
@@ -75,8 +76,22 @@ def described(pair: Samples) -> str:
 
 def select(values: Tensor, rows: Tensor) -> Tensor:
     """``values[rows]``, where rows lie; whole rows are copied at once, unlike by indexing."""
-    chosen = values.index_select(0, rows.reshape(-1).to(values.device)).to(rows.device)
-    return chosen.view(*rows.shape, *values.shape[1:])
+    plain = values.view(_SIGNED.get(values.dtype, values.dtype))
+    chosen = plain.index_select(0, rows.reshape(-1).to(values.device)).view(values.dtype)
+    return chosen.to(rows.device).view(*rows.shape, *values.shape[1:])
+
+
+# Unsigned types that torch's index_select lacks, and those of the same bytes.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+_PAIRED = ": of a Dataset d (a loader's .dataset) next(iter(DataLoader(d, batch_size=len(d))))"
+_SEVERAL = ", features perhaps a dict or tuple of arrays"
+
+
+def _named(value: Any) -> str:
+    parts = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return f"a {type(value).__name__}{parts}"
 
 
 def _is_leaf(node: Any) -> bool:
@@ -88,8 +103,11 @@ def _tensor(values: Any, where: str) -> Tensor:
     try:
         if not isinstance(values, Tensor):
             array = np.asarray(values)
-            if array.dtype.kind in "SU":
+            first = array.flat[0] if array.dtype.kind == "O" and array.size else None
+            if array.dtype.kind in "SU" or isinstance(first, str):
                 raise TypeError("they are text: number what it stands for, 0, 1, …")
+            if first is not None:
+                raise TypeError(f"they are objects of type {type(first).__name__}")
             if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
                 array = array.astype(array.dtype.newbyteorder("="), order="C")
             with (
@@ -97,6 +115,10 @@ def _tensor(values: Any, where: str) -> Tensor:
             ):  # torch fears for memory that is read-only; we only read
                 warnings.simplefilter("ignore", UserWarning)
                 values = torch.from_numpy(array)
+        if values.layout != torch.strided:
+            raise TypeError("they are sparse: use .to_dense()")
+        if values.is_complex():
+            raise TypeError("they are complex: give real and imaginary parts as two columns")
     except (TypeError, ValueError) as error:
         raise InputError(
             f"the {where} are no array of numbers ({str(error).splitlines()[0][:120]}); give a "

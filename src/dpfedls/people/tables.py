@@ -114,6 +114,13 @@ def _names(
         if name not in there:
             raise unknown("column", str(name), map(str, there))
     names = list(named) if named else [name for name in there if name not in (user, target)]
+    for name in (user, target, *names):
+        if there.count(name) > 1:
+            raise InputError(
+                f"there are {there.count(name)} columns named {name!r}, and a name must say which "
+                "one is meant: rename them, or keep the first of each by frame = "
+                "frame.loc[:, ~frame.columns.duplicated()]"
+            )
     if not names:
         raise InputError(
             f"there is no column of features beside {user!r} and {target!r}; a model needs inputs: "

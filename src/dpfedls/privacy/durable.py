@@ -24,11 +24,11 @@ def write_whole(path: Path, content: bytes, mode: int = _SHARED) -> None:
     Guarantees: a crash or a power cut leaves the old file or the new one; a device, a folder or a
     link is never replaced; no link that somebody planted is followed.
     """
-    replace(path, content, mode)
+    swap_in(path, content, mode)
     sync_folder(path.parent)
 
 
-def replace(path: Path, content: bytes, mode: int = _SHARED) -> None:
+def swap_in(path: Path, content: bytes, mode: int = _SHARED) -> None:
     """The same, a disk access cheaper: a power cut may yet bring the old file back."""
     require_regular(path)
     make_folder(path.parent)

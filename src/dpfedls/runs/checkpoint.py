@@ -14,7 +14,7 @@ from safetensors.numpy import save as save_tensors
 
 from dpfedls.errors import InputError
 from dpfedls.privacy.bounded import TENSORS, read_bounded
-from dpfedls.privacy.durable import replace
+from dpfedls.privacy.durable import swap_in
 
 FILE = Path("checkpoint") / "state.safetensors"
 
@@ -32,7 +32,7 @@ class Checkpoint(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint of a run folder; a crash leaves the old one or the new one."""
-        replace(folder / FILE, self._bytes())
+        swap_in(folder / FILE, self._bytes())
 
     def _bytes(self) -> bytes:
         tensors = {"params": self.params, "average": self.average}

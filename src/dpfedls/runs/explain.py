@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -53,21 +54,24 @@ def explain(message: str, values: dict[str, Any], source: str, recipe: type) -> 
     root = inspect.type_info(recipe)
     what, _, where = message.partition(" - at `$")
     key = where.rstrip("`").lstrip(".")
-    path = key.split(".") if key else []
+    path = re.findall(r"\[.*?\]|[^.\[]+", key)
     if "unknown field" in what:
-        name = ".".join([*path, what.split("`")[1]])
-        known = [".".join([*path, field]) for field in _known(path, values, root)]
-        remedy = _remedy(name, known, list(_keys(root)))
-        return f"{source}: {unknown('key', name, known, remedy)}"
+        name = what.split("`")[1]
+        table = "".join(f"{part}." for part in path if part[0] != "[")
+        known = [table + field for field in _known(path, values, root)]
+        remedy = _remedy(table + name, known, list(_keys(root)))
+        return f"{source}: {unknown('key', f'{key}.{name}'.lstrip('.'), known, remedy)}"
     if what.lower().startswith(("invalid value", "invalid enum value")):
         name, known = what.split("'")[1], _known(path, values, root)
         return f"{source}: {unknown(f'value of {key}:', name, known, _listed(known))}"
     if what.startswith("Expected `"):
         kinds = [_WORDS.get(kind, kind) for kind in what.split("`")[1].split(" | ")]
         wanted = " or ".join(kind for kind in kinds if kind)
+        if path and path[-1] == "[...]":  # some value of a table: msgspec does not say which
+            return f"{source}: a value of {key[:-5]} = {_shown(path[:-1], values)} must be {wanted}"
         return f"{source}: {key} = {_shown(path, values)} must be {wanted}"
     if "missing required field" in what:
-        name = ".".join([*path, what.split("`")[1]])
+        name = f"{key}.{what.split('`')[1]}".lstrip(".")
         return f"{source}: {name} is missing; docs/recipe.md says what it is, and has an example"
     return f"{source}{', ' if key else ''}{key}: {what[0].lower()}{what[1:]}"
 
@@ -87,9 +91,7 @@ def _listed(known: list[str]) -> str:
 def _shown(path: list[str], values: Any) -> str:
     """The value at a place of the recipe, as TOML has it."""
     for part in path:
-        name, _, index = part.partition("[")
-        values = values[name]
-        values = values[int(index.rstrip("]"))] if index else values
+        values = values[int(part[1:-1]) if part[0] == "[" else part]
     return str(values).lower() if isinstance(values, bool) else repr(values)
 
 
@@ -133,15 +135,20 @@ def _keys(kind: inspect.Type, path: str = "") -> Iterator[_Key]:
 def _known(path: list[str], values: Any, kind: inspect.Type) -> list[str]:
     """What may stand at a place of the recipe: keys of a table, kinds, or words of a choice."""
     for part in [*path, ""]:
+        options = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+        if part[:1] == "[":
+            kind = next(t.item_type for t in options if isinstance(t, inspect.ListType))
+            values = values[int(part[1:-1])]
+            continue
         if isinstance(kind, inspect.UnionType):
-            options = [t for t in kind.types if isinstance(t, inspect.StructType)]
+            structs = [t for t in options if isinstance(t, inspect.StructType)]
             if part == "kind":
-                return [_OWN if t.tag == "own" else str(t.tag) for t in options]
-            words = [t for t in kind.types if isinstance(t, inspect.LiteralType)]
+                return [_OWN if t.tag == "own" else str(t.tag) for t in structs]
+            words = [t for t in options if isinstance(t, inspect.LiteralType)]
             if words and not isinstance(values, dict):
                 return [*map(str, words[0].values), _WORDS["float"], _WORDS["object"]]
             named = values.get("kind") if isinstance(values, dict) else None
-            kind = next((t for t in options if t.tag in (named, None)), kind.types[0])
+            kind = next((t for t in structs if t.tag in (named, None)), options[0])
         if isinstance(kind, inspect.StructType) and part:
             kind = {field.encode_name: field.type for field in kind.fields}[part]
             values = values.get(part) if isinstance(values, dict) else None

@@ -332,7 +332,8 @@ def _folder() -> Any:
 
 def _read_text(path: Path) -> str:
     try:
-        return read_bounded(path, SETTINGS).decode()
+        # Windows' Notepad puts a mark before the text, which is no TOML.
+        return read_bounded(path, SETTINGS).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
 

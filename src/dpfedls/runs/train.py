@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import nn
 
 from dpfedls.auto.choices import LOCAL, SCHEDULE, SMOOTHING, WHY, plan_for
@@ -58,7 +59,7 @@ def train(
     watch: Sequence[Watch] = (),
     progress: bool = False,
     seed: int = 0,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     block_size: int | None = None,
     evaluate_every: int = 1,
 ) -> Result:
@@ -133,6 +134,7 @@ def asked(
     metrics: Metrics | None = None,
     test: Any = None,
     test_from: str = "",
+    device: str | torch.device = "cpu",
     **settings: Any,
 ) -> tuple[Recipe, Task, AnyCallable]:
     """What ``train`` is asked for as recipe, task and denoiser; ``settings`` are the recipe's."""
@@ -140,6 +142,16 @@ def asked(
         raise InputError(
             f"model is {own.name_of(model)}, not a torch.nn.Module; give an instance, such as "
             "torch.nn.Linear(64, 10)"
+        )
+    if not callable(loss) or isinstance(loss, type):
+        raise InputError(
+            f"loss is {own.name_of(loss)}, not a function of outputs and targets; give one, such "
+            'as torch.nn.CrossEntropyLoss(reduction="none")'
+        )
+    if not isinstance(metrics, Mapping | None):
+        raise InputError(
+            f"metrics is {own.name_of(metrics)}, not a dict; give each metric its name: "
+            'metrics={"mae": mae}, with mae(outputs, targets)'
         )
     data = people(clients)
     if local is not None and not isinstance(local, LocalSGD):
@@ -158,6 +170,7 @@ def asked(
         schedule=schedule or usual.schedule,
         server_rate=usual.server_rate if server_rate is None else server_rate,
         chosen={key: line for key, line in why.items() if given.get(key.partition(".")[0]) is None},
+        device=str(device),
         **settings,
     )
     held = None if test is None else as_samples(test, "test")

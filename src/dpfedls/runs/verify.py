@@ -85,7 +85,7 @@ def read_promise(folder: Path) -> tuple[PrivacyPlan, str, Nodes | None]:
     """Plan, mode and nodes of a run folder, without loading the parts that train."""
     path = folder / "recipe.toml"
     try:
-        values = tomllib.loads(bounded.read_bounded(path, bounded.SETTINGS).decode())
+        values = tomllib.loads(bounded.read_bounded(path, bounded.SETTINGS).decode("utf-8-sig"))
         nodes = msgspec.convert(values.get("nodes"), Nodes | None)
         mode = msgspec.convert(values["mode"], Literal["simulation", "deployed"])
         return msgspec.convert(values["plan"], PrivacyPlan), mode, nodes
@@ -135,7 +135,7 @@ def _verdict(
 
 def _population(folder: Path) -> tuple[Path | None, list[str]]:
     """Where the population that the run names keeps its account, or why nobody can look."""
-    values = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+    values = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8-sig"))
     name = values.get("population")
     if name is None:
         return None, []

@@ -48,17 +48,6 @@ class ClosedForm(NamedTuple):
     alpha: float
 
 
-def lemma_rdp(
-    alpha: float, rate: float, noise_over_sensitivity: float, sampling: Sampling
-) -> float | None:
-    """ρ(α) of one round by Lemma 2 (fixed) or 3 (Poisson); None where their conditions fail."""
-    factor, least_square = LEMMAS[sampling]
-    square = noise_over_sensitivity**2
-    if alpha <= 1 or square < least_square or not order_allowed(alpha, rate, square):
-        return None
-    return factor * rate**2 * alpha / square
-
-
 def closed_form_noise(
     epsilon: float, *, sampler: Sampler, num_clients: int, rounds: int, delta: float
 ) -> ClosedForm:
