@@ -106,7 +106,7 @@ class RunFolder:
         path = self.folder / "notes.json"
         before, now = noted(path), facts["own_code"]
         if before.started and before.own_code[len(before.own_code) - len(now) :] != now:
-            other = [code["used_as"] for code in now if code not in before.own_code]
+            other = [code.used_as for code in now if code not in before.own_code]
             log.warning(
                 "%s was made with other code of your own than is given now (%s)%s",
                 self.folder,
@@ -117,7 +117,9 @@ class RunFolder:
             return
         every = [*(code for code in before.own_code if code not in now), *now]
         values = facts | {"own_code": every} | origin(path)
-        write_whole(path, json.dumps(values, indent=2, ensure_ascii=False).encode())
+        write_whole(
+            path, json.dumps(msgspec.to_builtins(values), indent=2, ensure_ascii=False).encode()
+        )
 
     def record(self, line: RoundRecord, state: ServerState) -> None:
         """Write a released round: the log's line first, then the checkpoint it is found by.
