@@ -24,6 +24,7 @@ from dpfedls.commands import main as cli
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.population import Population
 from dpfedls.runs.export import card
+from dpfedls.runs.folder import read_recipe
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
 from dpfedls.tasks import own
@@ -278,6 +279,57 @@ def test_another_model_promise_or_denoiser_does_not_go_on_with_a_run(tmp_path):
         train(folder=tmp_path / "r", model=other)
     with pytest.raises(InputError, match="holds another model"):
         dpfedls.load(tmp_path / "r", other)
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_a_run_goes_on_with_another_device_engine_block_or_evaluation(tmp_path, mode):
+    """None is part of its promise: a machine that dies must not strand what was paid for."""
+    folder = tmp_path / "r"
+    with pytest.raises(KeyboardInterrupt):
+        train(folder=folder, mode=mode, watch=[stop_after(2)])
+    written = (folder / "recipe.toml").read_bytes()
+    how = {"device": "cpu:0", "engine": "looped", "block_size": 1, "evaluate_every": 2}
+    result = train(folder=folder, mode=mode, **how)
+    assert (folder / "recipe.toml").read_bytes() == written
+    assert [bool(record.metrics) for record in result.history] == [True, True, *[False, True] * 2]
+    assert result.engine.startswith("looped")
+    assert kept_problems(folder) == []
+    if mode == "simulation":  # up to rounding
+        torch.testing.assert_close(weights(result.model), weights(train().model))
+
+
+def test_what_was_chosen_for_epsilon_stays_chosen_when_a_run_goes_on(tmp_path, monkeypatch):
+    """Another version would choose otherwise, and say it in other words: the run still goes on."""
+    folder = tmp_path / "r"
+    given = {"model": start_model(), "clients": linear_clients(30), "epsilon": 3.0}
+    given |= {"folder": folder, "mode": "deployed"}
+    with pytest.raises(KeyboardInterrupt):
+        dpfedls.train(**given, watch=[stop_after(1)])
+    found = read_recipe(folder)
+
+    def plan_for(num_clients, epsilon, delta=None):
+        return plan(num_clients=num_clients), {"plan.rounds": "better"}
+
+    module = sys.modules["dpfedls.runs.train"]
+    monkeypatch.setattr(module, "plan_for", plan_for)
+    monkeypatch.setattr(module, "WHY", {"schedule": "in better words"})
+    monkeypatch.setattr(module, "_BY_EPSILON", module._BY_EPSILON._replace(schedule="linear"))
+    for changes, keys in (
+        ({"epsilon": 2.9}, "plan"),
+        ({"delta": 0.01}, "plan"),
+        ({"clients": linear_clients(29)}, "plan"),
+        ({"local": local()}, "local"),
+        ({"schedule": "constant", "averaging": 0.5}, "schedule, averaging"),
+    ):
+        with pytest.raises(InputError, match=rf"another recipe, which differs in {keys}\b.*toml"):
+            dpfedls.train(**given | changes)
+    again = dpfedls.train(**given, watch=[(seen := []).append])
+    assert seen[0].round == 2
+    assert again.recipe == found
+    taken = {key: getattr(found, key) for key in ("plan", "local", "denoiser", "schedule")}
+    del given["epsilon"]
+    last = dpfedls.train(**given, **taken, server_rate=found.server_rate)  # as the message says
+    assert last.recipe == found
 
 
 def test_epsilon_alone_makes_a_plan_and_says_it():

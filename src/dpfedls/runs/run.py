@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -216,6 +217,7 @@ def open_run(
     kept = RunFolder(folder, recipe)
     try:
         server = replace(server, ledger=kept.account)
+        recipe = msgspec.structs.replace(recipe, chosen=kept.recipe.chosen)
         state = kept.last_state(start)
         run = Run(recipe, task, model, server, state, engine, kept, watch)
         run.history = kept.trimmed(state.round)
