@@ -74,8 +74,8 @@ class Engine:
         if self.failing == "zero" and self._fits(params, bound.norm):
             return params.new_zeros(len(params) + (bound.indicator > 0), dtype=torch.float64)
         raise InputError(
-            "one client alone does not fit into the device's memory; set a smaller "
-            "local.batch_size, end what else uses the device, or take another device"
+            "one client alone does not fit into the device's memory; end what else uses it, take "
+            "another device, or set a smaller local.batch_size for a new run"
         )
 
     def _fits(self, params: Vector, radius: float) -> bool:
