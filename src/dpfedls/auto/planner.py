@@ -4,7 +4,8 @@ A run's noise is measured against what it moves: z ÷ (rate · √rounds), the n
 person's whole contribution. No plan goes below that of one release of everybody's at the same
 (ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
 clients work. With many people there is little noise: then rounds are short and not noise, so the
-plan is the cheapest with the most rounds.
+plan is the cheapest with the most rounds, and with people enough that their own differences are
+averaged away.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ROUNDS = (100, 200, 400)
 HOPELESS = 25  # a server rate of less than one part in so many
 MANY = 10**6
 _LEAST_COHORT = 50
+_LEAST_COHORT_OF_MANY = 500  # 200 of 60,000 at ε = 2 were worse than 500 at ε = 1: they differ
 
 
 class Row(NamedTuple):
@@ -42,8 +44,10 @@ class Row(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether neither less noise nor, where there is little, more rounds would help much."""
-        return self.most_rounds if little_noise(self.plan) else self.waste <= ENOUGH
+        """Whether less noise would not help much; where there is little, more rounds or people."""
+        if little_noise(self.plan):
+            return self.most_rounds and self.plan.expected_cohort >= _LEAST_COHORT_OF_MANY
+        return self.waste <= ENOUGH
 
 
 def little_noise(plan: PrivacyPlan) -> bool:
