@@ -80,6 +80,10 @@ def train(
             f'population = "{population}" shares one budget on disk among runs, and this one has '
             'no ledger there; give folder="runs/mine"'
         )
+    if callable(watch):
+        raise InputError(
+            f"watch is {own.name_of(watch)}, not a list; several may watch: give watch=[…]"
+        )
     recipe, task, denoiser = asked(
         model=model,
         clients=clients,
