@@ -1,7 +1,8 @@
-"""ε alone with a linear fall, and with one choice changed: what each choice costs or brings.
+"""ε alone as it was with a linear fall, and with one choice changed: what each costs or brings.
 
     python benchmarks/one_change.py run lectures --change learning_rate=0.0125 --change steps=5
     python benchmarks/one_change.py run deep --epsilon 0.5 --seeds 8 --change schedule=root
+    python benchmarks/one_change.py run many_people --seeds 2 --change present
     python benchmarks/one_change.py table               the table of docs/results/beyond.md
 
 Tasks are those of foreign_tasks.py, on validation and test samples together. Every run is a line of
@@ -22,6 +23,8 @@ from foreign import TASKS, make
 from msgspec.structs import replace
 
 import dpfedls
+from dpfedls.auto.choices import LOCAL as USUAL
+from dpfedls.auto.choices import SCHEDULE
 from dpfedls.metrics import evaluate
 from dpfedls.runs.train import asked
 from dpfedls.stepping import NoiseRate
@@ -29,17 +32,20 @@ from dpfedls.tasks.task import Task
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "one-change.jsonl"
 BASE = "schedule=linear"  # what ε alone chose before the root
+PRESENT = "present"  # what it chooses now
 LOCAL = {"learning_rate": float, "steps": int, "decay": float}
 Row = dict[str, Any]
 
 
 def trained(task: Task, epsilon: float, seed: int, change: str) -> dpfedls.Result:
-    """ε alone with a linear fall, or with one other choice."""
+    """ε alone with a linear fall, or with one other choice; or as it is now."""
     key, _, value = change.partition("=")
     given: dict[str, Any] = {"model": task.model, "clients": task.data, "loss": task.loss}
     given |= {"seed": seed, "evaluate_every": 10**6}
-    schedule = value if key == "schedule" else "linear"
-    recipe, _, denoiser = asked(**given, schedule=schedule, epsilon=epsilon)
+    before: dict[str, Any] = {"schedule": value if key == "schedule" else "linear", "local": USUAL}
+    now: dict[str, Any] = {"schedule": SCHEDULE}
+    chosen = now if change == PRESENT else before
+    recipe, _, denoiser = asked(**given, **chosen, epsilon=epsilon)
     local, plan, rate = recipe.local, recipe.plan, recipe.server_rate
     assert rate != "auto"
     if key in LOCAL:
@@ -48,8 +54,8 @@ def trained(task: Task, epsilon: float, seed: int, change: str) -> dpfedls.Resul
         plan = replace(plan, clip_norm=float(value), noise_multiplier=None).calibrated(epsilon)
     elif key == "noise" and isinstance(rate, NoiseRate):
         rate = replace(rate, noise=float(value))
-    elif key != "schedule":
-        sys.exit(f"{change}: change schedule, clip_norm, noise or {', '.join(LOCAL)}")
+    elif key != "schedule" and change != PRESENT:
+        sys.exit(f"{change}: {PRESENT}, or change schedule, clip_norm, noise, {', '.join(LOCAL)}")
     return dpfedls.train(
         **given,
         plan=plan,

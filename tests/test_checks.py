@@ -102,7 +102,7 @@ def test_constants_are_allowed():
 
 
 def test_recurrent_layers_are_allowed_and_a_line_says_what_is_faster(caplog):
-    with caplog.at_level(logging.INFO, logger="dpfedls"):
+    with caplog.at_level(logging.WARNING, logger="dpfedls"):
         check_model(nn.GRU(2, 2))
     assert "one client at a time; dpfedls.prepare(model)" in caplog.text
 
@@ -173,6 +173,13 @@ def test_samples_that_do_not_fit_are_refused_in_one_line(model, samples, message
     with pytest.raises(InputError, match=message) as caught:
         check_samples(model, samples, "test")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding(10, 4), nn.EmbeddingBag(10, 4)])
+def test_a_token_of_the_first_sample_that_is_too_large_is_no_wish_for_floats(layer):
+    with pytest.raises(InputError, match="which knows 0 to 9") as caught:
+        check_samples(nn.Sequential(layer), (torch.full((4, 6), 12), torch.arange(4)), "test")
+    assert "Float" not in str(caught.value)
 
 
 def test_tokens_are_held_to_the_embedding_that_reads_them_not_to_the_largest():

@@ -79,8 +79,11 @@ def test_ctrl_c_names_the_folder_and_the_same_command_starts_no_second_run(
     assert list((tmp_path / "runs").iterdir()) == [folder]
     with monkeypatch.context() as patched:
         patched.setattr(training, "watching", interrupted(after=3))
-        code, _, err = dpfedls("resume", f"runs/{folder.name}")
+        code, _, err = dpfedls("resume", f"runs/{folder.name}", "--set", "block_size=1")
     assert (code, err.endswith(hint)) == (1, True)
+    code, _, err = dpfedls("resume", f"runs/{folder.name}", "--set", "plan.rounds=9")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "another recipe, which differs in plan; to go on with it give what" in err
     assert answer(dpfedls("resume", f"runs/{folder.name}", "--json"))["rounds"] == 3
     answer(dpfedls("run", "synthetic", *SMALL, "--json"))  # finished: a second one may begin
 

@@ -14,7 +14,14 @@ from flwr.clientapp import ClientApp
 from flwr.common import Message
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
-from dpfedls import InputError, JamesStein, LaplacianSmoothing, Momentum, smooth
+from dpfedls import (
+    AdaptiveSmoothing,
+    InputError,
+    JamesStein,
+    LaplacianSmoothing,
+    Momentum,
+    smooth,
+)
 from dpfedls.adapters.flower import Denoised
 from dpfedls.adapters.stream import Stream
 from dpfedls.adapters.torch import denoise_gradients
@@ -68,6 +75,50 @@ def test_an_optimiser_steps_along_the_denoised_gradient():
         for p, old, gradient in zip(model.parameters(), before, gradients, strict=True):
             torch.testing.assert_close(p, old - (gradient if kept else smooth(gradient, 3.0)))
     assert next(levels) == 0.25  # asked once per step
+
+
+def stepping(denoiser, *names):
+    """An optimiser of two heads and its denoiser, for steps in which these have gradients."""
+    heads = {name: torch.nn.Linear(4, 3) for name in "ab"}
+    optimizer = torch.optim.SGD([p for head in heads.values() for p in head.parameters()], lr=1.0)
+    denoise_gradients(optimizer, denoiser, lambda: 0.1)
+    for some in names:
+        optimizer.zero_grad(set_to_none=True)
+        for name in some:
+            heads[name](torch.ones(2, 4)).sum().backward()
+        before = {name: heads[name].weight.detach().clone() for name in heads}
+        optimizer.step()
+        for name, head in heads.items():
+            moved = before[name] - head.weight.detach()
+            expected = torch.ones(3, 4) * 2 if name in some else torch.zeros(3, 4)
+            torch.testing.assert_close(moved, expected)  # smoothing leaves a constant as it is
+
+
+def test_steps_with_some_gradients_or_none():
+    stepping(LaplacianSmoothing(strength=2.0), "", "ab", "a", "", "b")
+    stepping(lambda release: release.value, "a", "", "b")
+    for denoiser in (Momentum(decay=0.0), AdaptiveSmoothing()):
+        stepping(denoiser, "", "ab", "", "ab")
+        with pytest.raises(InputError, match=r"remembers the tensors of its first step"):
+            stepping(denoiser, "ab", "a")
+
+
+def test_a_closure_and_sparse_gradients_are_refused_before_a_step():
+    rows = torch.nn.Embedding(10, 4, sparse=True)
+    for kind in (torch.optim.SGD, torch.optim.LBFGS):
+        optimizer = kind(rows.parameters(), lr=0.1)
+        handle = denoise_gradients(optimizer, LaplacianSmoothing(strength=1.0))
+        before = rows.weight.detach().clone()
+        for call in (lambda o: o.step(lambda: 0.0), lambda o: o.step(closure=lambda: 0.0)):
+            with pytest.raises(InputError, match=r"step\(closure\) makes gradients of its own"):
+                call(optimizer)
+        handle.remove()
+    optimizer = torch.optim.SGD(rows.parameters(), lr=0.1)
+    denoise_gradients(optimizer, LaplacianSmoothing(strength=1.0))
+    rows(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(InputError, match=r"shape \(10, 4\) is sparse, so most of it carries no"):
+        optimizer.step()
+    assert torch.equal(rows.weight, before)
 
 
 def test_flowers_own_strategy_takes_a_smoothed_step():

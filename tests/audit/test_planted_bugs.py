@@ -37,6 +37,7 @@ from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs import run as run_module
 from dpfedls.runs.folder import RunFolder
+from dpfedls.runs.origin import OwnCode
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.writing_behind import WrittenFirst
 from dpfedls.server import Server
@@ -656,6 +657,18 @@ def samples_counted_in_the_notes(patch):
     wrap(patch, run_module, "_notes", notes)
 
 
+def attributes_of_a_loss_in_the_notes(patch):
+    """The same whoever is there, so that only its place gives it away."""
+
+    class Told(OwnCode, frozen=True):
+        settings: str = ""
+
+    def notes(real, run):
+        return real(run) | {"own_code": [Told("loss", "mine:Loss", settings="[71, 66]")]}
+
+    wrap(patch, run_module, "_notes", notes)
+
+
 # Payment.
 
 
@@ -802,6 +815,9 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     "an odd update printed": (long_updates_printed, "logged or printed", {}),
     "stopped early by a private norm": (stopped_by_a_private_norm, "fewer, rounds", {}),
     "largest sample in notes.json": (samples_counted_in_the_notes, "notes.json tells", {}),
+    "attributes of a loss in notes.json": (
+        attributes_of_a_loss_in_the_notes, "more of own code", {},
+    ),
     "averaged output without noise": (raw_average, "checkpoint does not follow", {}),
     "server momentum on the raw sum": (momentum_of_the_raw_sum, "checkpoint does not follow", {}),
     "raw sum saved in the run folder": (raw_sum_in_the_folder, "total.npy", {}),

@@ -69,6 +69,7 @@ def test_a_falling_rate_starts_higher_than_a_constant_one():
     """So that it goes as far; noise may ask for less."""
     x, y = torch.randn(3000, 1, 12, generator=RNG), torch.zeros(3000, 1, dtype=torch.long)
     given = {"model": nn.Linear(12, 3), "clients": list(zip(x, y, strict=True)), "epsilon": 8.0}
+    given["local"] = dpfedls.LocalSGD(steps=25, learning_rate=0.05)
     for schedule, most in (("linear", 2.0), ("root", 1.5), ("constant", 1.0)):
         recipe, _, _ = asked(**given, schedule=schedule)
         assert isinstance(recipe.server_rate, NoiseRate)
@@ -97,6 +98,34 @@ def test_with_little_noise_the_rate_may_be_larger_but_for_a_loss_of_ones_own():
             own = rates_for(*known, squared, samples=samples, public=True).server
             assert isinstance(own, float)
             assert own <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("noise", "learning", "rates"),
+    [
+        (5.0, True, (20.0, 0.00625)),  # a rate of 2 gathers 0.12 of the 0.16 that a weight bears
+        (5.0, False, (2.0, 0.05)),  # the learning rate is given: its usual server rate
+        (10.0, True, (2.0, 0.05)),  # noise is the limit, and not the largest rate
+        (1.0, True, (20.0, 0.05)),  # very little noise: the rule above
+    ],
+)
+def test_trainings_are_short_where_the_largest_rate_is_the_limit(noise, learning, rates):
+    """People who differ go astray on long ways of their own; many short ones go as far."""
+    samples = torch.randn(9, 12, generator=RNG), torch.zeros(9, dtype=torch.long)
+    plan = dpfedls.PrivacyPlan(
+        sampler=dpfedls.PoissonSampling(rate=0.1),
+        num_clients=10_000,
+        rounds=400,
+        clip_norm=dpfedls.AdaptiveClipping(),
+        noise_multiplier=noise,
+    )
+    chosen = rates_for(
+        plan, "linear", nn.Linear(12, 3), cross_entropy,
+        samples=samples, public=True, learning=learning,
+    )  # fmt: skip
+    assert isinstance(chosen.server, NoiseRate)
+    assert (chosen.server.at_most, chosen.learning) == rates
+    assert ("larger server rate" in chosen.why["local.learning_rate"]) == (rates[1] < 0.05)
 
 
 def test_what_is_given_stays_and_what_is_chosen_has_its_reason(tmp_path):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from dpfedls import ClientData, InputError, LazyClients
 from dpfedls.clipping import Bound
-from dpfedls.engine import ENGINES, Engine, choose
+from dpfedls.engine import ENGINES, choose
 from dpfedls.engine.layers import (
     convolution_options,
     plain_padding,
@@ -217,13 +218,60 @@ def test_what_torch_says_in_training_comes_in_one_line_and_names_the_client():
     )
 
 
-def test_too_many_clients_for_the_memory_are_told_the_remedy():
-    def update(*_: object) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+def short_of_memory(fits, failing="stop"):
+    """An engine that runs out of memory unless ``fits`` says that a block has room."""
+    real = choose(nn.Linear(6, 3), people(), local(), engine="vmapped")
 
-    made = Engine("vmapped", "", update, people(), 2)
-    with pytest.raises(InputError, match=r"2 clients do not fit .* set block_size below 2"):
-        made.clipped_total(torch.zeros(21), np.arange(3), 4, 3, Bound(0.5))
+    def update(params, block, *rest):
+        if not fits(block):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real.update(params, block, *rest)
+
+    return replace(real, update=update, failing=failing)
+
+
+@pytest.mark.parametrize("failing", ["stop", "zero"])
+@pytest.mark.parametrize("bound", [Bound(0.5), Bound(0.5, indicator=0.1)])
+def test_too_many_clients_for_the_memory_train_by_halves(failing, bound, caplog):
+    asked = (torch.zeros(21), np.arange(3), 4, 3, bound)
+    tried = []
+    found = short_of_memory(lambda block: tried.append(len(block)) or len(block) < 2, failing)
+    expected = short_of_memory(lambda _: True).clipped_total(*asked)
+    caplog.clear()
+    torch.testing.assert_close(found.clipped_total(*asked), expected)
+    assert tried == [3, 2, 1, 1, 1]
+    assert not caplog.text  # how many fit tells how many were drawn
+
+
+def test_what_an_error_holds_is_given_back_before_a_half_is_tried():
+    alive = weakref.WeakSet()
+
+    def fits(block):
+        held = torch.zeros(9)  # lives as long as the frame, and that as long as the error
+        assert not alive
+        alive.add(held)
+        if len(block) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return True
+
+    short_of_memory(fits).clipped_total(torch.zeros(21), np.arange(3), 4, 3, Bound(0.5))
+
+
+def test_one_client_who_does_not_fit_is_zero_when_deployed_and_no_number_is_told():
+    """Unless the one who was tried before the start fits no more either: then it stops."""
+    asked = (torch.zeros(21), np.arange(3), 4, 3, Bound(0.5, indicator=0.1))
+    without_last = lambda block: 2 not in block  # noqa: E731
+    found = short_of_memory(without_last, "zero").clipped_total(*asked)
+    two = short_of_memory(lambda _: True).clipped_total(asked[0], np.arange(2), *asked[2:])
+    torch.testing.assert_close(found, two)
+    for made in (
+        short_of_memory(without_last),
+        short_of_memory(lambda _: False),
+        short_of_memory(lambda _: False, "zero"),
+    ):
+        with pytest.raises(InputError, match="one client alone does not fit") as caught:
+            made.clipped_total(*asked)
+        assert not any(letter.isdigit() for letter in str(caught.value))
 
 
 def test_where_nobody_has_a_sample_nothing_is_learned():

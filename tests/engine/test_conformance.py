@@ -295,6 +295,16 @@ CASES = {
         tokens(9),
         "looped",
     ),
+    **{
+        f"bag of words, {mode}": Case(
+            lambda mode=mode, padding=padding: nn.Sequential(
+                nn.EmbeddingBag(TOKENS, 4, mode=mode, padding_idx=padding), nn.Linear(4, CLASSES)
+            ),
+            tokens(9),
+            "vmapped",
+        )
+        for mode, padding in (("mean", 1), ("sum", None))
+    },
     "tied weights": Case(tied, tokens(9), "vmapped"),
     "one module twice": Case(twice, numbers(6), "vmapped"),
     "frozen backbone": Case(frozen_backbone, numbers(6), "vmapped"),
@@ -310,6 +320,8 @@ CASES = {
     "squared error": Case(lambda: mlp(nn.Tanh()), numbers(6), "vmapped", squared_error),
     "weighted loss": Case(lambda: mlp(nn.Tanh()), numbers(6), "vmapped", weighted),
 }  # fmt: skip
+# An operation without a rule for vmap runs client by client, and torch says so in a warning.
+pytestmark = pytest.mark.filterwarnings("error:There is a performance drop:UserWarning")
 SETTINGS = {
     "epochs": LocalSGD(epochs=2, batch_size=4, learning_rate=0.3),
     "final": LocalSGD(epochs=2, batch_size=4, learning_rate=0.1, decay=0.5, weight_decay=0.1,

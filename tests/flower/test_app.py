@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -18,7 +19,8 @@ from dpfedls import InputError
 from dpfedls.commands.deploy import app
 from dpfedls.flower.app import FILES, find_app, read_app_recipe, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
-from dpfedls.flower.local import _settings
+from dpfedls.flower.local import _settings, workplace
+from dpfedls.flower.promise import NOISE_ALONE
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.verify import read_statement
 
@@ -202,6 +204,21 @@ def own_people(context):
 
 app = client_app(recipe, model=lambda: task().model, people=own_people)
 """
+
+
+@pytest.mark.parametrize(
+    "said", ["round 1: accuracy 90 %", f"round 1: none counts, so {NOISE_ALONE}"]
+)
+def test_logs_of_a_federation_in_which_nobody_counted_are_kept(said, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with workplace() as place:
+        for name, text in (("key", "secret"), ("logs/run.log", said), ("logs/node-0.log", "why")):
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / name).write_text(text)
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    loud = NOISE_ALONE in said
+    assert left == ({"run.log", "node-0.log"} if loud else set())  # no key
+    assert ("said in their logs" in caplog.text) == loud
 
 
 def test_deploy_local_runs_the_very_app_with_its_own_loader(tmp_path):

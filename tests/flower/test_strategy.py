@@ -18,6 +18,7 @@ import dpfedls
 from dpfedls import BudgetExhausted, InputError
 from dpfedls.auditing.kept import kept_problems
 from dpfedls.flower import DPFedLS, client_app
+from dpfedls.flower.promise import NOISE_ALONE
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.wording import text
 from dpfedls.randomness import SeededStreams
@@ -414,7 +415,7 @@ def test_loaders_that_fail_half_way_are_said_loudly_and_change_nothing_that_is_p
     with caplog.at_level(logging.WARNING):
         strategy.start(FakeGrid(app, 3), timeout=0)
     loud = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
-    said = [line.partition(", so what")[0] for line in loud if line.startswith("round")]
+    said = [line.partition(", so what is")[0] for line in loud if NOISE_ALONE in line]
     assert said == [f"round {t}: none of the 3 nodes asked counts" for t in (3, 4)]
     assert "person 1 counts as zero: OSError: the database of ward 7 is down" in caplog.text
     assert len(read_ledger(tmp_path / "r" / "ledger.sqlite").entries) == 4

@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -18,12 +19,15 @@ from torch.utils.data import TensorDataset
 
 import dpfedls
 from dpfedls import InputError, Momentum
+from dpfedls.auditing.kept import kept_problems
 from dpfedls.commands import main as cli
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.population import Population
 from dpfedls.runs.export import card
+from dpfedls.runs.folder import read_recipe
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
+from dpfedls.tasks import own
 from federations import linear_clients, local, plan, start_model
 
 TEST = linear_clients(1, 100)[0]
@@ -119,7 +123,8 @@ def test_a_seal_that_was_cut_short_is_made(tmp_path):
 
 def test_a_run_that_goes_on_with_other_code_names_both(tmp_path, caplog):
     """In one line and in the notes; a mended loss must not cost the whole run's privacy again."""
-    for last, loss, by, expected in (
+    by = {own.settings_digest(Scale(value)): str(value) for value in (0.3, 0.9)}
+    for last, loss, value, expected in (
         (1, one_loss, 0.3, (False, ["n:one_loss", "0.3"])),
         (2, one_loss, 0.3, (False, ["n:one_loss", "0.3"])),
         (3, one_loss, 0.9, (True, ["0.3", "n:one_loss", "0.9"])),
@@ -133,12 +138,73 @@ def test_a_run_that_goes_on_with_other_code_names_both(tmp_path, caplog):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            train(folder=tmp_path / "r", loss=loss, denoiser=Scale(by), watch=[stop])
+            train(folder=tmp_path / "r", loss=loss, denoiser=Scale(value), watch=[stop])
         assert len(found) == 1
         notes = json.loads((tmp_path / "r" / "notes.json").read_text())["own_code"]
-        names = [code.get("settings", {}).get("by") or code["name"][-10:] for code in notes]
+        names = [by.get(code.get("settings_sha256"), code["name"][-10:]) for code in notes]
         assert ("with other code of your own" in caplog.text, names) == expected
         caplog.clear()
+
+
+class Telling:
+    """A loss that keeps what it saw of private samples, and a secret, as people's own do."""
+
+    def __init__(self, seen):
+        self.api_key, self.counts, self.last, self.seen = "sk-secret", [71.25, 66.5], 0.0, seen
+
+    def __call__(self, outputs, targets):
+        losses = one_loss(outputs, targets)
+        self.last = losses.mean().item()
+        self.seen.append(repr(self.last))
+        return losses
+
+
+class TellingModel(nn.Linear):
+    """A model that does the same."""
+
+    def forward(self, features):
+        self.api_key, self.last = "sk-secret", float(features[0, 0])
+        SEEN.append(repr(self.last))
+        return super().forward(features)
+
+
+class SecretScale(Scale):
+    """A denoiser with a secret."""
+
+    def __init__(self):
+        super().__init__(0.3)
+        self.api_key = "sk-secret"
+
+
+SEEN: list[str] = []
+
+
+def test_nothing_that_own_code_holds_is_written(tmp_path):
+    """Neither in clear nor as a digest that could be guessed; nor once it has trained already."""
+    SEEN.clear()
+    loss, model, folder = Telling(SEEN), TellingModel(4, 3), tmp_path / "r"
+    given = {"model": model, "loss": loss, "denoiser": SecretScale(), "test": None}
+    given |= {"metrics": {"mae": Telling([])}, "mode": "deployed", "engine": "looped"}
+    with pytest.raises(KeyboardInterrupt):
+        train(folder=folder, watch=[stop_after(2)], **given)
+    path = folder / "notes.json"
+    before = json.loads(path.read_text())
+    before["own_code"][0]["settings"] = {"api_key": "'sk-secret'"}  # as earlier versions did
+    path.write_text(json.dumps(before))
+    train(folder=folder, **given)
+    private = {"sk-secret", "71.25", *(value for value in SEEN if len(value) > 8)}
+    assert len(private) > 20
+    for file in filter(Path.is_file, folder.rglob("*")):
+        raw = file.read_bytes()
+        assert not [value for value in private if value.encode() in raw], file
+    noted = json.loads(path.read_text())["own_code"]
+    code = own.source_digest(Telling)
+    assert [entry.keys() - {"settings_sha256"} for entry in noted] == [
+        {"used_as", "name", "sha256"}
+    ] * 4
+    assert {entry["sha256"] for entry in noted} == {code}
+    assert [entry["used_as"] for entry in noted if "settings_sha256" in entry] == ["denoiser"]
+    assert kept_problems(folder) == []
 
 
 def test_memory_makes_a_difference_and_is_sealed(tmp_path):
@@ -213,6 +279,57 @@ def test_another_model_promise_or_denoiser_does_not_go_on_with_a_run(tmp_path):
         train(folder=tmp_path / "r", model=other)
     with pytest.raises(InputError, match="holds another model"):
         dpfedls.load(tmp_path / "r", other)
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_a_run_goes_on_with_another_device_engine_block_or_evaluation(tmp_path, mode):
+    """None is part of its promise: a machine that dies must not strand what was paid for."""
+    folder = tmp_path / "r"
+    with pytest.raises(KeyboardInterrupt):
+        train(folder=folder, mode=mode, watch=[stop_after(2)])
+    written = (folder / "recipe.toml").read_bytes()
+    how = {"device": "cpu:0", "engine": "looped", "block_size": 1, "evaluate_every": 2}
+    result = train(folder=folder, mode=mode, **how)
+    assert (folder / "recipe.toml").read_bytes() == written
+    assert [bool(record.metrics) for record in result.history] == [True, True, *[False, True] * 2]
+    assert result.engine.startswith("looped")
+    assert kept_problems(folder) == []
+    if mode == "simulation":  # up to rounding
+        torch.testing.assert_close(weights(result.model), weights(train().model))
+
+
+def test_what_was_chosen_for_epsilon_stays_chosen_when_a_run_goes_on(tmp_path, monkeypatch):
+    """Another version would choose otherwise, and say it in other words: the run still goes on."""
+    folder = tmp_path / "r"
+    given = {"model": start_model(), "clients": linear_clients(30), "epsilon": 3.0}
+    given |= {"folder": folder, "mode": "deployed"}
+    with pytest.raises(KeyboardInterrupt):
+        dpfedls.train(**given, watch=[stop_after(1)])
+    found = read_recipe(folder)
+
+    def plan_for(num_clients, epsilon, delta=None):
+        return plan(num_clients=num_clients), {"plan.rounds": "better"}
+
+    module = sys.modules["dpfedls.runs.train"]
+    monkeypatch.setattr(module, "plan_for", plan_for)
+    monkeypatch.setattr(module, "WHY", {"schedule": "in better words"})
+    monkeypatch.setattr(module, "_BY_EPSILON", module._BY_EPSILON._replace(schedule="linear"))
+    for changes, keys in (
+        ({"epsilon": 2.9}, "plan"),
+        ({"delta": 0.01}, "plan"),
+        ({"clients": linear_clients(29)}, "plan"),
+        ({"local": local()}, "local"),
+        ({"schedule": "constant", "averaging": 0.5}, "schedule, averaging"),
+    ):
+        with pytest.raises(InputError, match=rf"another recipe, which differs in {keys}\b.*toml"):
+            dpfedls.train(**given | changes)
+    again = dpfedls.train(**given, watch=[(seen := []).append])
+    assert seen[0].round == 2
+    assert again.recipe == found
+    taken = {key: getattr(found, key) for key in ("plan", "local", "denoiser", "schedule")}
+    del given["epsilon"]
+    last = dpfedls.train(**given, **taken, server_rate=found.server_rate)  # as the message says
+    assert last.recipe == found
 
 
 def test_epsilon_alone_makes_a_plan_and_says_it():

@@ -24,6 +24,7 @@ class Stream:
     denoiser: AnyCallable
     round: int = 0
     memory: Memory | None = None
+    first: Layout | None = None  # what the memory was made for
 
     def __call__(self, tensors: Mapping[str, Tensor], noise_stddev: float) -> dict[str, Tensor]:
         """The tensors denoised, in the same shapes; ``noise_stddev`` is that of each coordinate."""
@@ -37,6 +38,13 @@ class Stream:
         if self.memory is None:
             memory = first_memory(self.denoiser, layout)
             self.memory = {name: tensor.to(value.device) for name, tensor in memory.items()}
+            self.first = layout
+        elif self.memory and layout != self.first:
+            raise InputError(
+                f"{type(self.denoiser).__name__} remembers the tensors of its first step, and this "
+                "step has others, a head without gradient, say; denoise the two sets apart, each "
+                "with a denoiser of its own, or use LaplacianSmoothing, which does not remember"
+            )
         release = Release(value, noise_stddev, layout, self.round)
         direction, self.memory = denoise(self.denoiser, release, self.memory)
         self.round += 1

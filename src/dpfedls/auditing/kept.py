@@ -22,6 +22,7 @@ from dpfedls.privacy.durable import is_temporary
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.model_file import model_metadata
+from dpfedls.runs.origin import OwnCode
 from dpfedls.runs.recipe import PYTHON, Recipe
 from dpfedls.runs.report import read_notes, write_report
 from dpfedls.runs.seal import STATEMENT
@@ -36,6 +37,7 @@ SEALED = {STATEMENT, "report.html", "model.safetensors"}
 CRASHED = {f"{LEDGER}-wal", f"{LEDGER}-shm"}  # the ledger's own, while it is open or after a crash
 LINE = {"round", "epsilon", "clip_norm", "server_rate", "accuracy", "loss", "metrics"}
 NOTES = {"engine", "model", "own_code", "started", "made_by"}
+OWN_CODE = set(OwnCode.__struct_fields__)
 OPENING = {"format", "plan", "budget", "recipe", "run"}
 TABLES = {"entries", "sqlite_sequence"}
 _NONCE = 32  # hexadecimal digits: 128 bits
@@ -91,6 +93,8 @@ def _keys(folder: Path, recipe: Recipe) -> list[str]:
     ]
     if (notes := read_notes(folder)) and notes.keys() != NOTES:
         problems.append("notes.json holds more, or less, than engine, model, own code and origin")
+    if any(code.keys() - OWN_CODE for code in notes.get("own_code", [])):
+        problems.append("notes.json holds more of own code than names and digests")
     model = folder / "model.safetensors"
     if model.is_file():
         raw = model.read_bytes()
@@ -130,7 +134,10 @@ def _made_again(folder: Path, recipe: Recipe) -> list[str]:
         again = (twin / "report.html").read_bytes()
     report = folder / "report.html"
     if report.is_file() and report.read_bytes() != again:
-        return ["report.html does not follow from the log and the statement"]
+        return [
+            "report.html is not the page that this version makes of log and statement: it was "
+            "altered, or another version of dpfedls made it"
+        ]
     return []
 
 

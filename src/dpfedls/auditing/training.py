@@ -13,7 +13,7 @@ from dpfedls.auditing.recipe import TRIALS
 from dpfedls.auditing.recipe import audit as audit_recipe
 from dpfedls.errors import InputError
 from dpfedls.runs.folder import is_free, read_recipe
-from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.recipe import Recipe, differing
 from dpfedls.runs.record import Watch
 from dpfedls.runs.train import asked
 
@@ -34,15 +34,15 @@ def audit(
     Runs are made in temporary folders and nobody who watches is told. Where ``folder`` holds a run
     already, finished or not, it is looked at too and not touched.
     """
-    recipe, task, denoiser = asked(model=model, clients=clients, **training)
     kept = None if folder is None or is_free(Path(folder)) else Path(folder)
+    recipe, task, denoiser = asked(model=model, clients=clients, folder=kept, **training)
     if kept is not None:
         _require_same(read_recipe(kept), recipe.resolved(), kept)
     return audit_recipe(recipe, task, denoiser, trials=trials, canaries=canaries, folder=kept)
 
 
 def _require_same(found: Recipe, given: Recipe, folder: Path) -> None:
-    if found != given:
+    if differing(found, given):
         raise InputError(
             f"{folder} holds the run of another recipe than these arguments make, so an audit of "
             "them would say nothing of it; give the arguments that train was given"

@@ -38,6 +38,10 @@ SCHEDULE: Schedule = "root"
 # Where there is little noise. With one sample a person most updates shrink to nothing once they are
 # recognised, and the median with them; people disagree, so their mean is a thirtieth of the norm.
 CLIP_LESS, MOST_RATE_FOR_MANY = 0.8, 20.0
+# Where a rate at its limit gathers no more noise than the model bears, the limit slows learning and
+# not noise. Then short ways of people who differ, and long steps of the server, lead to a better
+# model: the mean of where each would end alone is not where all of them together would.
+SHORTER = 8.0
 
 OPEN = "to be chosen when the model is known"
 WHY = {
@@ -99,23 +103,29 @@ def rates_for(
     *,
     samples: Samples,
     public: bool,
+    learning: bool = True,
 ) -> Fitted:
     """Server and learning rate, by the model's answers to public or random inputs.
 
     ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
     Where the outputs have units of their own, noise is measured in clip norms, which follow them,
-    and the learning rate follows the loss's curvature.
+    and the learning rate follows the loss's curvature. ``learning``: whether the learning rate is
+    to be chosen; to one that is given the server rate keeps its usual limit.
     """
     inputs, targets = samples if public else made_up(model, samples)
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
     most = MOST_RATE[schedule]
     source = "the test inputs" if public else "random inputs of unit scale"
+    gathered, steps, shorter = noise_gathered(schedule, plan, 1.0), rates.learning, ""
     if rates.noise is None:
-        gathered = noise_gathered(schedule, plan, 1.0)
         server: ServerRate = min(most, IN_CLIP_NORMS / gathered) if gathered else most
         said = f"every weight gathers noise of {IN_CLIP_NORMS:g} clip norms in the whole run"
     else:
-        most = MOST_RATE_FOR_MANY if most > 1 and little_noise(plan) else most
+        if most > 1 and little_noise(plan):
+            most = MOST_RATE_FOR_MANY
+        elif most > 1 and learning and most * gathered <= rates.noise:
+            most, steps = MOST_RATE_FOR_MANY, rates.learning / SHORTER
+            shorter = f", by {SHORTER:g}, and a larger server rate instead: there is little noise"
         server = NoiseRate(noise=rates.noise, at_most=most)
         said = (
             f"every weight gathers noise of {rates.noise:.2g}, the most that the model tolerates "
@@ -123,10 +133,10 @@ def rates_for(
         )
     return Fitted(
         server,
-        rates.learning,
+        steps,
         {
             "server_rate": f"so large that {said}; but at most {most:g}",
-            "local.learning_rate": f"{rates.learning:g}: steps that the model tolerates on {source}"
-            "; the clip norm follows their length",
+            "local.learning_rate": f"{steps:g}: steps that the model tolerates on {source}"
+            f"{shorter}; the clip norm follows their length",
         },
     )

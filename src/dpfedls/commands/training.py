@@ -105,6 +105,12 @@ def run(
 
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change device, engine, block_size or evaluate_every: --set device=cpu."
+        ),
+    ] = None,
     trust: Trust = False,
     log: Log = None,
     json: Json = False,
@@ -126,7 +132,7 @@ def resume(
                 said = f"{run} holds a finished run: its result is read, nothing is trained"
                 print(f"dpfedls: {one_line(said)}", file=sys.stderr)
             watch = [*logging_to(log or [], run), *watching(recipe, run)]
-            finish(go_on(run, watch, workers, trust=trust), json)
+            finish(go_on(run, watch, workers, trust=trust, settings=set_), json)
     except KeyboardInterrupt as interrupt:
         raise stopped(run) from interrupt
 

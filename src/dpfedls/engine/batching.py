@@ -98,6 +98,18 @@ def _torchs_embedding(
     )
 
 
+def _embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,  # noqa: A002
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, mode: str = "mean",
+    sparse: bool = False, per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Chosen:  # fmt: skip
+    plain = input.dim() == 2 and per_sample_weights is None and mode in ("mean", "sum")
+    if not plain or max_norm is not None or scale_grad_by_freq or not of_each_client(weight):
+        return None
+    return partial(embedding_bag, mode=mode), input, weight, padding_idx
+
+
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, **options: Any,
@@ -153,6 +165,7 @@ _FASTER: dict[Any, Callable[..., Chosen]] = {
     functional.linear: _linear,
     functional.embedding: _embedding,
     torch.embedding: _torchs_embedding,
+    functional.embedding_bag: _embedding_bag,
     functional.scaled_dot_product_attention: _attention,
     functional.cross_entropy: _cross_entropy,
     functional.conv2d: _conv2d,
@@ -177,6 +190,18 @@ def embedding(tokens: Tensor, weight: Tensor, padding_idx: int | None = None) ->
         padding = (tokens == padding_idx % size)[..., None]
         rows = torch.where(padding, rows.detach(), rows)
     return rows.masked_fill(~known[..., None], torch.nan)
+
+
+def embedding_bag(tokens: Tensor, weight: Tensor, padding_idx: int | None, mode: str) -> Tensor:
+    """(n, b, words) tokens to (n, b, d), the mean or sum of their rows; padding is no word."""
+    rows = embedding(tokens, weight)
+    words = tokens.new_full(tokens.shape[:2], tokens.shape[2])
+    if padding_idx is not None:
+        padding = tokens == padding_idx % weight.shape[1]
+        rows = rows.masked_fill(padding[..., None], 0.0)
+        words = (~padding).sum(dim=2)
+    total = rows.sum(dim=2)
+    return total / words.clamp(min=1)[..., None] if mode == "mean" else total
 
 
 def attention(

@@ -16,7 +16,7 @@ from dpfedls.engine.threads import one_torch_thread
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Total, Updates, Vector
-from dpfedls.people.lazy import People
+from dpfedls.people.lazy import People, someone
 from dpfedls.sampling import Indices
 
 
@@ -43,7 +43,7 @@ class Engine:
         total = params.new_zeros(len(params) + (bound.indicator > 0), dtype=torch.float64)
         with self._threads():
             for block in self._blocks(mine):
-                total += clipped_sum(self._updates(params, block, round_, key, bound.norm), bound)
+                total += self._block_total(params, block, round_, key, bound)
         return self.ranks.total(total, round_)
 
     def _threads(self) -> AbstractContextManager[None]:
@@ -56,17 +56,49 @@ class Engine:
         for start in range(0, len(by_size), self.block_size):
             yield by_size[start : start + self.block_size]
 
+    def _block_total(
+        self, params: Vector, block: Indices, round_: int, key: int, bound: Bound
+    ) -> Total:
+        """The block's part of the sum; where memory ends, by halves, since a block may be halved.
+
+        Nothing is said of it: how many fit follows how many were drawn, which is private.
+        """
+        try:
+            return clipped_sum(self._updates(params, block, round_, key, bound.norm), bound)
+        except torch.OutOfMemoryError:
+            pass  # go on below: as long as the error is at hand, so are the tensors it left
+        if len(block) > 1:
+            halves = np.array_split(block, 2)
+            one, two = (self._block_total(params, half, round_, key, bound) for half in halves)
+            return one + two
+        if self.failing == "zero" and self._fits(params, bound.norm):
+            return params.new_zeros(len(params) + (bound.indicator > 0), dtype=torch.float64)
+        raise InputError(
+            "one client alone does not fit into the device's memory; end what else uses it, take "
+            "another device, or set a smaller local.batch_size for a new run"
+        )
+
+    def _fits(self, params: Vector, radius: float) -> bool:
+        """Whether the device still has room for the person who was tried before the start.
+
+        The same one whoever is drawn. If so, another who does not fit is no reason to stop, which
+        would tell that they were drawn; if not, every round would be paid for and nothing learned.
+        """
+        try:
+            self.update(params, np.array([someone(self.data)]), 0, 0, radius)
+        except torch.OutOfMemoryError:
+            return False
+        except (Exception, SystemExit):  # their samples can no longer be loaded, say
+            return True
+        return True
+
     def _updates(
         self, params: Vector, block: Indices, round_: int, key: int, radius: float
     ) -> Updates:
         try:
             return self.update(params, block, round_, key, radius)
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"{len(block)} clients do not fit into the device's memory at once; "
-                f"set block_size below {self.block_size}: less memory, more time, the same results "
-                "up to rounding"
-            ) from error
+        except torch.OutOfMemoryError:
+            raise
         except (Exception, SystemExit) as error:  # a loader is a person's code too
             if self.failing == "zero":
                 return self._each_alone(params, block, round_, key, radius)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ from dpfedls.flower.agreement import write_agreement
 from dpfedls.flower.app import read_app_recipe, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
 from dpfedls.flower.orphans import MARK, marked, new_mark, sweep, sweep_abandoned, watch_over
+from dpfedls.flower.promise import NOISE_ALONE
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.load import load
@@ -37,6 +39,7 @@ from dpfedls.runs.record import Watch, summary
 from dpfedls.runs.verify import read_statement, verify
 from dpfedls.tasks.task import make_task
 
+log = logging.getLogger("dpfedls")
 _KEEPS = (sys.executable, "-m", "dpfedls", "deploy", "node")
 _NODE = _KEEPS if sys.platform == "linux" else ("flower-supernode",)
 _PATIENCE = 120.0  # seconds for a process to come up on a busy machine
@@ -124,15 +127,30 @@ def _run_app(
 def _follow(
     folder: Path, run: subprocess.Popen[bytes], federation: Federation, watch: Watch
 ) -> None:
-    """Report each released round until Flower's run is over."""
-    shown, over = len(read_rounds(folder)), False
+    """Report each released round until Flower's run is over, and those in which nobody counted."""
+    shown, said, over = len(read_rounds(folder)), 0, False
     while not over:
         over = run.poll() is not None
         federation.check_superlink()
         for line in read_rounds(folder)[shown:]:
             shown += 1
             watch(line)
+        alone = noise_alone(federation.place)
+        for warning in alone[said:]:
+            log.warning("%s", warning)
+        said = len(alone)
         time.sleep(0.2)
+
+
+def noise_alone(place: Path) -> list[str]:
+    """What the server said of rounds in which none of the nodes counted."""
+    return [line for line in _log_lines(place, "run") if NOISE_ALONE in line]
+
+
+def _log_lines(place: Path, name: str) -> list[str]:
+    path = place / "logs" / f"{name}.log"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return text.splitlines()
 
 
 def _outcome(folder: Path, federation: Federation) -> Outcome:
@@ -155,7 +173,10 @@ def _outcome(folder: Path, federation: Federation) -> Outcome:
 
 @contextlib.contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder for keys, Flower's own files and logs; kept only if something fails."""
+    """A folder for keys, Flower's own files and logs; kept only if something fails.
+
+    Of a run that ended, but in which nobody counted for a while, the logs are kept.
+    """
     place = Path(tempfile.mkdtemp(prefix="dpfedls-federation-"))
     try:
         yield place
@@ -164,6 +185,10 @@ def workplace() -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
+    if noise_alone(place):
+        logs = Path(tempfile.mkdtemp(prefix="dpfedls-logs-"))
+        shutil.copytree(place / "logs", logs, dirs_exist_ok=True)
+        log.warning("why the nodes could not train is said in their logs: %s", logs)
     shutil.rmtree(place, ignore_errors=True)
 
 
@@ -264,8 +289,7 @@ class Federation:
 
     def last_words(self, name: str, lines: int = 15) -> str:
         """The end of a process's log."""
-        text = (self.place / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(_log_lines(self.place, name)[-lines:])
 
     def kill(self, name: str) -> None:
         """End a process and whatever it started at once, as a power cut would."""

@@ -7,6 +7,8 @@ import msgspec
 from dpfedls.privacy.observers import Nodes
 from dpfedls.runs.recipe import Recipe
 
+NOISE_ALONE = "what is paid for and released is noise alone"  # in the server's log
+
 
 def on_nodes(
     recipe: Recipe, *, reveal_cohorts: bool = False, unprotected_client_metrics: bool = False

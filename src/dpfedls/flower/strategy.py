@@ -31,7 +31,7 @@ from dpfedls.flower.agreement import Agreement
 from dpfedls.flower.client import make_ask
 from dpfedls.flower.exchange import Post, message
 from dpfedls.flower.incoming import Limit
-from dpfedls.flower.promise import on_nodes
+from dpfedls.flower.promise import NOISE_ALONE, on_nodes
 from dpfedls.flower.replies import Refused, Request, pack, read_metrics, read_update
 from dpfedls.flower.roster import make_roster
 from dpfedls.metrics import Metrics, Samples
@@ -208,11 +208,11 @@ class DPFedLS(Strategy):
             log.warning("round %d: node %d counts as zero: no reply in time", t + 1, node)
         if self._asked and not counted:  # to end the run here would tell it without noise
             log.error(
-                "round %d: none of the %d nodes asked counts, so what is paid for and released is "
-                "noise alone; if that goes on, stop the run, mend what the nodes' logs say, and "
-                "run the same command again",
+                "round %d: none of the %d nodes asked counts, so %s; if that goes on, stop the "
+                "run, mend what the nodes' logs say, and run the same command again",
                 t + 1,
                 len(self._asked),
+                NOISE_ALONE,
             )
         noise, nonce = self.streams.noise(t), self.streams.nonce(t)
         self._released = self.server.finish_round(state, total, noise, nonce)

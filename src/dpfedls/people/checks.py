@@ -48,7 +48,9 @@ def check_model(model: nn.Module) -> None:
                 "dpfedls.prepare(model) (clipping and noise regularise already)"
             )
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        log.info("recurrent layers train one client at a time; dpfedls.prepare(model) speeds them")
+        log.warning(
+            "recurrent layers train one client at a time; dpfedls.prepare(model) speeds them"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError(
             "the model has no parameter that requires a gradient; there is nothing to train: use "

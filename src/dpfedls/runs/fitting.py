@@ -34,10 +34,10 @@ def fitted(recipe: Recipe, task: Task) -> Recipe:
         first = someone(task.data)
         samples = each(lambda values: values[:1], task.data.client(first))
         check_samples(task.model, samples, f"clients[{first}]", task.loss)
-        rates = rates_for(*known, samples=samples, public=False)
+        rates = rates_for(*known, samples=samples, public=False, learning=learning)
     else:
         check_samples(task.model, task.test, "test", task.loss)
-        rates = rates_for(*known, samples=task.test, public=True)
+        rates = rates_for(*known, samples=task.test, public=True, learning=learning)
     server, local = recipe.server_rate, recipe.local
     if server == "auto":
         server, why["server_rate"] = rates.server, rates.why["server_rate"]

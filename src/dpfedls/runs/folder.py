@@ -46,12 +46,13 @@ class RunFolder:
     """One run's folder, held by one process: its ledger, the last released state, its log."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
-        self.folder, self.recipe, self._writer = folder, recipe, Writer()
+        self.folder, self._writer = folder, Writer()
         shared = _population(recipe, require_own(folder, recipe))  # before any file is made
         make_folder(folder)
         with alone_in(folder):  # from looking to holding the ledger nobody else begins here
             if not require_own(folder, recipe):
                 write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
+            self.recipe = read_recipe(folder)  # a report is made of what stands in the folder
             require_ledger(folder)
             self._sealed = is_sealed(folder)  # asked before the ledger is ours: see chain.py
             digest = bounded.file_digest(folder / "recipe.toml")
@@ -106,7 +107,7 @@ class RunFolder:
         path = self.folder / "notes.json"
         before, now = noted(path), facts["own_code"]
         if before.started and before.own_code[len(before.own_code) - len(now) :] != now:
-            other = [code["used_as"] for code in now if code not in before.own_code]
+            other = [code.used_as for code in now if code not in before.own_code]
             log.warning(
                 "%s was made with other code of your own than is given now (%s)%s",
                 self.folder,
@@ -117,7 +118,9 @@ class RunFolder:
             return
         every = [*(code for code in before.own_code if code not in now), *now]
         values = facts | {"own_code": every} | origin(path)
-        write_whole(path, json.dumps(values, indent=2, ensure_ascii=False).encode())
+        write_whole(
+            path, json.dumps(msgspec.to_builtins(values), indent=2, ensure_ascii=False).encode()
+        )
 
     def record(self, line: RoundRecord, state: ServerState) -> None:
         """Write a released round: the log's line first, then the checkpoint it is found by.
@@ -173,18 +176,18 @@ class RunFolder:
 
 
 def require_own(folder: Path, recipe: Recipe) -> bool:
-    """Whether a run of this very recipe has begun there; refuse whatever else the folder holds."""
+    """Whether a run of this recipe has begun there; refuse whatever else the folder holds."""
     if is_free(folder):
         return False
     if not (folder / "recipe.toml").is_file():
         raise InputError(
             f"{folder} already holds files; nothing was touched: choose another folder"
         )
-    if read_recipe(folder) != recipe:
+    if keys := recipes.differing(read_recipe(folder), recipe):
         raise InputError(
-            f"{folder} holds the run of another recipe; the settings of a run cannot be "
-            "changed: choose another folder, or take the recipe from the folder to go on with its "
-            "run"
+            f"{folder} holds the run of another recipe, which differs in {', '.join(keys)}; to go "
+            f"on with it give what {folder / 'recipe.toml'} says, or choose another folder for a "
+            "new run"
         )
     return True
 
@@ -215,15 +218,15 @@ def require_folder(folder: Path) -> None:
         raise InputError(f"{folder} is a file, not a folder; nothing was touched: choose another")
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """The resolved recipe of a run folder."""
+def read_recipe(folder: Path, settings: list[str] | None = None) -> Recipe:
+    """The resolved recipe of a run folder, with ``key=value`` settings overriding it."""
     path = folder / "recipe.toml"
     if not path.is_file():
         raise InputError(
             f"{folder} is not a run folder: it has no recipe.toml; give the folder that "
             "dpfedls run printed"
         )
-    return recipes.read(str(path))
+    return recipes.read(str(path), settings)
 
 
 def read_rounds(folder: Path) -> list[RoundRecord]:

@@ -25,12 +25,24 @@ def origin(notes: Path) -> dict[str, Any]:
     return {"started": started, "made_by": [*made_by, commit()]}
 
 
+class OwnCode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A person's own code at work in a run: all that is noted of it, and all that is read back.
+
+    An earlier version noted values that an object held, too; they are dropped when a run goes on.
+    """
+
+    used_as: str
+    name: str
+    sha256: str | None = None  # of the file it stands in
+    settings_sha256: str | None = None  # of a denoiser's attributes
+
+
 class Noted(msgspec.Struct):
     """What the notes of a run say of those who made it; nothing where there are none yet."""
 
     started: str = ""
     made_by: list[str] = []
-    own_code: list[dict[str, Any]] = []
+    own_code: list[OwnCode] = []
 
 
 def noted(notes: Path) -> Noted:

@@ -65,6 +65,9 @@ class OwnDenoiser(Component, frozen=True, tag="own"):
 NamedDenoiser: TypeAlias = AnyDenoiser | OwnDenoiser
 _KINDS = {kind.__struct_config__.tag for kind in get_args(AnyDenoiser)}
 _FEWEST = 1e-3  # people expected in a round
+# How a machine runs a recipe, and our words about it. No ε depends on these, and the model only by
+# how sums are rounded, so a run that has begun may go on with others.
+_HOW = {"device", "engine", "block_size", "evaluate_every", "chosen"}
 PYTHON = "given in Python"  # the task of a run that dpfedls.train started with objects
 
 
@@ -319,6 +322,12 @@ def _name_files(values: dict[str, Any], base: Path) -> None:
             and own.is_own(step["kind"])
         ):
             step["kind"] = own.absolute(step["kind"], base)
+
+
+def differing(one: Recipe, other: Recipe) -> list[str]:
+    """The keys by which two recipes are not one run: promise, and what the model depends on."""
+    keys = [key for key in Recipe.__struct_fields__ if key not in _HOW]
+    return [key for key in keys if getattr(one, key) != getattr(other, key)]
 
 
 def fingerprint(recipe: Recipe) -> str:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -27,6 +29,7 @@ from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
 from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.jsonable import plain
+from dpfedls.runs.origin import OwnCode
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import Result, RoundRecord, Watch
 from dpfedls.server import Server, ServerState
@@ -214,6 +217,7 @@ def open_run(
     kept = RunFolder(folder, recipe)
     try:
         server = replace(server, ledger=kept.account)
+        recipe = msgspec.structs.replace(recipe, chosen=kept.recipe.chosen)
         state = kept.last_state(start)
         run = Run(recipe, task, model, server, state, engine, kept, watch)
         run.history = kept.trimmed(state.round)
@@ -224,21 +228,25 @@ def open_run(
     return run
 
 
-def _notes(run: Run) -> dict[str, object]:
+def _notes(run: Run) -> dict[str, Any]:
+    """What made the run. Of own code its name and the digest of its file, and no value it holds.
+
+    Loss, metrics, model and task see private samples, and may keep what they saw.
+    """
     denoiser, task = run.server.denoiser, run.task
     steps = denoiser.steps if isinstance(denoiser, Chain) else (denoiser,)
-    code = [("loss", task.loss), *task.metrics.items(), *(("denoiser", step) for step in steps)]
+    code = [("loss", task.loss, None), *((key, each, None) for key, each in task.metrics.items())]
+    code += [("denoiser", step, own.settings_digest(step)) for step in steps]
     if own.is_own(run.recipe.task):
-        code.append(("task", own.load(run.recipe.task, "task")))
+        code.append(("task", own.load(run.recipe.task, "task"), None))
     if not own.name_of(run.model).startswith("torch."):
-        code.append(("model", type(run.model)))
+        code.append(("model", type(run.model), None))
     return {
         "engine": run.engine,
         "model": {"class": own.name_of(run.model), "parameters": run.server.layout.dim},
         "own_code": [
-            {"used_as": key, "name": own.name_of(thing), "sha256": own.source_digest(thing)}
-            | ({"settings": settings} if (settings := own.settings(thing)) else {})
-            for key, thing in code
+            OwnCode(key, own.name_of(thing), own.source_digest(thing), settings)
+            for key, thing, settings in code
             if not own.name_of(thing).startswith("dpfedls.")
         ],
     }

@@ -24,7 +24,7 @@ from dpfedls.people.lazy import someone
 from dpfedls.people.samples import each
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.runs.fitting import fitted
-from dpfedls.runs.folder import is_free, read_recipe
+from dpfedls.runs.folder import is_free, read_recipe, require_own
 from dpfedls.runs.recipe import PYTHON, Recipe, built
 from dpfedls.runs.record import Result, Watch
 from dpfedls.runs.run import open_run, server_for
@@ -46,10 +46,20 @@ def start(
 
 
 def resume(
-    folder: Path, watch: Sequence[Watch] = (), ranks: Workers = ALONE, *, trust: bool = False
+    folder: Path,
+    watch: Sequence[Watch] = (),
+    ranks: Workers = ALONE,
+    *,
+    trust: bool = False,
+    settings: list[str] | None = None,
 ) -> Result:
-    """Go on with the run of a folder after the last round in its checkpoint."""
-    return _run(trusted(read_recipe(folder), folder, trust), folder, watch, ranks)
+    """Go on with the run of a folder after the last round in its checkpoint.
+
+    ``settings`` may change how it is run, its device, say; others are refused.
+    """
+    recipe = read_recipe(folder, settings)
+    require_own(folder, recipe)
+    return _run(trusted(recipe, folder, trust), folder, watch, ranks)
 
 
 def trusted(recipe: Recipe, folder: Path, trust: bool) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,11 @@ from dpfedls.metrics import Metrics
 from dpfedls.people.lazy import People, people
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_samples
+from dpfedls.privacy.accountants import usual_delta
+from dpfedls.privacy.accounting.search import WINDOW
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.fitting import fitted
+from dpfedls.runs.folder import read_recipe
 from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
 from dpfedls.runs.record import Result, Watch
 from dpfedls.runs.seal import STATEMENT
@@ -84,9 +88,11 @@ def train(
         raise InputError(
             f"watch is {own.name_of(watch)}, not a list; several may watch: give watch=[…]"
         )
+    place = None if folder is None else Path(folder)
     recipe, task, denoiser = asked(
         model=model,
         clients=clients,
+        folder=place,
         plan=plan,
         epsilon=epsilon,
         delta=delta,
@@ -109,7 +115,6 @@ def train(
         evaluate_every=evaluate_every,
     )
     watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
-    place = None if folder is None else Path(folder)
     if place is not None and (place / STATEMENT).is_file():
         log.warning("%s holds a finished run: its result is read, nothing is trained", place)
     try:
@@ -127,6 +132,7 @@ def asked(
     *,
     model: nn.Module,
     clients: Any,
+    folder: Path | None = None,
     plan: PrivacyPlan | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -141,7 +147,11 @@ def asked(
     device: str | torch.device = "cpu",
     **settings: Any,
 ) -> tuple[Recipe, Task, AnyCallable]:
-    """What ``train`` is asked for as recipe, task and denoiser; ``settings`` are the recipe's."""
+    """What ``train`` is asked for as recipe, task and denoiser; ``settings`` are the recipe's.
+
+    Where ε alone is given and ``folder`` holds a run for it, what was chosen then is chosen now:
+    another version of this package, or of SciPy, might choose otherwise.
+    """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"model is {own.name_of(model)}, not a torch.nn.Module; give an instance, such as "
@@ -163,7 +173,7 @@ def asked(
             f"local is {own.name_of(local)}, not dpfedls.LocalSGD; clients take plain SGD steps, "
             "whose length the clip norm bounds: give LocalSGD(epochs=5, learning_rate=0.1), say"
         )
-    plan, usual, why = _promise(plan, epsilon, delta, data)
+    plan, usual, why = _promise(plan, epsilon, delta, data, folder)
     given = {"local": local, "denoiser": denoiser, "schedule": schedule, "server_rate": server_rate}
     denoiser = denoiser or usual.denoiser
     recipe = Recipe(
@@ -196,7 +206,11 @@ _BY_EPSILON = _Usual(LOCAL, SMOOTHING, SCHEDULE, "auto")
 
 
 def _promise(
-    plan: PrivacyPlan | None, epsilon: float | None, delta: float | None, data: People
+    plan: PrivacyPlan | None,
+    epsilon: float | None,
+    delta: float | None,
+    data: People,
+    folder: Path | None,
 ) -> tuple[PrivacyPlan, _Usual, dict[str, str]]:
     """The plan, what goes with it where nothing else is said, and why."""
     if (plan is None) == (epsilon is None):
@@ -206,11 +220,30 @@ def _promise(
         )
     if plan is None:
         assert epsilon is not None
+        begun = _begun(folder, epsilon, delta, data.num_clients)
+        if begun is not None:
+            keys = {key.partition(".")[0] for key in begun.chosen} & set(_Usual._fields)
+            usual = _BY_EPSILON._replace(**{key: getattr(begun, key) for key in keys})
+            return begun.plan, usual, begun.chosen
         plan, why = plan_for(data.num_clients, epsilon, delta)
         return plan, _BY_EPSILON, why | WHY
     if delta is not None:
         raise InputError("delta is part of the plan: give PrivacyPlan(delta=…) and leave it out")
     return plan, _BY_PLAN, {}
+
+
+def _begun(
+    folder: Path | None, epsilon: float, delta: float | None, num_clients: int
+) -> Recipe | None:
+    """The recipe of the run that a folder holds, if its plan was chosen for this promise."""
+    if folder is None or not (folder / "recipe.toml").is_file():
+        return None
+    recipe = read_recipe(folder)
+    plan, promised = recipe.plan, usual_delta(num_clients) if delta is None else delta
+    same = plan.num_clients == num_clients and math.isclose(plan.target_delta, promised)
+    if not same or "plan.rounds" not in recipe.chosen:
+        return None
+    return recipe if (1 - 2 * WINDOW) * epsilon < plan.epsilon() <= epsilon else None
 
 
 def _named(denoiser: AnyCallable) -> NamedDenoiser | list[NamedDenoiser]:

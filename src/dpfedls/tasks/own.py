@@ -71,17 +71,22 @@ def source_digest(thing: Any) -> str | None:
         return None
 
 
-def settings(thing: Any) -> dict[str, str]:
-    """How an object was set up: its attributes, in short where they are plain values."""
+def settings_digest(thing: Any) -> str | None:
+    """SHA-256 of an object's attributes; None where it has none.
+
+    Of denoisers alone, which see nothing but releases: from the digest of a value that was computed
+    from private samples, a loss's last one, say, the value can be guessed.
+    """
     if inspect.isclass(thing) or inspect.isfunction(thing):
-        return {}
+        return None
     names = (*getattr(thing, "__struct_fields__", ()), *getattr(thing, "__dict__", ()))
     values = {name: getattr(thing, name) for name in names}
-    return {  # every torch module has a dozen private tables
-        name: repr(value)[:100] if isinstance(value, _PLAIN) else name_of(value)
+    told = {  # every torch module has a dozen private tables
+        name: repr(value) if isinstance(value, _PLAIN) else name_of(value)
         for name, value in values.items()
         if not name.startswith("_") or (isinstance(value, _PLAIN) and value is not None)
     }
+    return hashlib.sha256(repr(told).encode()).hexdigest() if told else None
 
 
 def _module(place: str, name: str, what: str) -> ModuleType:
