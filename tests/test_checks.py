@@ -272,12 +272,20 @@ def test_tokens_that_the_model_does_not_know_are_told_of_unsigned_types_too(row,
         check_samples(model, (tokens, np.zeros(3, "u2")), "test")
 
 
-def test_a_script_module_is_refused():
+def test_a_model_that_torch_has_compiled_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted = torch.jit.script(nn.Linear(2, 2))
-    with pytest.raises(InputError, match=r"is a ScriptModule, .*give the nn\.Module"):
-        check_model(scripted)
+    for compiled in (scripted, torch.compile(nn.Linear(2, 2))):
+        with pytest.raises(InputError, match=r"the model is a .*Module, .*give the nn\.Module"):
+            check_model(compiled)
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    model = nn.Linear(2, 2)
+    model.kept = (x for x in "a generator")
+    with pytest.raises(InputError, match=r"the model cannot be copied .*generator"):
+        check_model(model)
 
 
 def test_masks_where_floats_are_needed_are_told_how_to_become_floats():

@@ -28,10 +28,10 @@ def check_model(model: nn.Module) -> None:
     A BatchNorm in eval mode is a constant and stays. Dropout is to be 0: clipping and noise
     regularise already, and every client's masks would have to be drawn apart from all others'.
     """
-    if isinstance(model, torch.jit.ScriptModule):
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise InputError(
-            "the model is a ScriptModule, whose layers cannot be looked into; give the nn.Module "
-            "that it was made from"
+            f"the model is a {type(model).__name__}, whose layers cannot be looked into; give the "
+            "nn.Module that torch.jit or torch.compile made it from"
         )
     for name, module in model.named_modules():
         where = f"module {name!r} ({type(module).__name__})"
@@ -72,6 +72,14 @@ def check_model(model: nn.Module) -> None:
             )
         if not torch.isfinite(parameter).all():
             raise InputError(f"parameter {name!r} is not finite; start from a model that is")
+    try:
+        copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"the model cannot be copied ({str(error).splitlines()[0][:200]}), and every client "
+            "trains a copy: take out what is no parameter, buffer or plain value; for weight_norm "
+            "use torch.nn.utils.parametrizations"
+        ) from error
 
 
 def keeps_statistics(module: nn.Module) -> bool:

@@ -24,6 +24,13 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
         outputs = _constant_outputs(model, features)
     except _Failed as failed:
         raise InputError(_cannot_be_fed(model, features, where, failed)) from failed
+    # Samples that are no numbers are refused by name, in check_values.
+    sound = all(bool(torch.isfinite(values).all()) for values in leaves((features, targets)))
+    if sound and isinstance(outputs, Tensor) and not torch.isfinite(outputs).any():
+        raise InputError(
+            f"the model returns {outputs.flatten()[0]:g} for samples of {where}; an update that"
+            " is no number counts as zero: look for a log, a root or a division"
+        )
     if loss is not cross_entropy:
         try:
             with torch.enable_grad():
@@ -33,8 +40,6 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
                 f"loss fails on the model's outputs for samples of {where} ({_first_line(error)}); "
                 f"outputs have {_said(outputs)}, targets {_said(targets)}{_mend(outputs)}"
             ) from error
-        # Samples that are no numbers are refused by name, in check_values.
-        sound = all(bool(torch.isfinite(values).all()) for values in leaves((features, targets)))
         _check_losses(losses, where, sound)
         return None
     if targets.is_floating_point() or targets.dim() != 1:
@@ -228,6 +233,9 @@ def _cannot_be_fed(model: nn.Module, features: Features, where: str, failed: _Fa
     kind = "" if isinstance(features, Tensor) else f", as one {type(features).__name__}"
     mends = (mend for mend, change in _MENDS.items() if _would_fit(model, features, change))
     said = next((f"give {mend}, which fits" for mend in mends), "make model and features fit")
+    if not isinstance(features, Tensor):
+        stars = "**" if isinstance(features, dict) else "*"
+        said = f"if it takes them apart, wrap it in a module whose forward(x) calls model({stars}x)"
     return f"the model cannot be fed a sample of {where}, of shape {shapes}{kind}: {failed}; {said}"
 
 

@@ -100,6 +100,10 @@ def require_count(most: Any) -> None:
 
 def _codes(users: Any) -> tuple[np.ndarray, Sequence[Any] | None]:
     """A number for each row: whole numbers as they are, others by their labels' own order."""
+    if not hasattr(users, "__iter__"):
+        raise InputError(
+            f"users is {users!r}; give one label for every sample, so that each has one owner"
+        )
     labels = np.asarray(users) if hasattr(users, "__array__") else list(users)
     if isinstance(labels, np.ndarray) and labels.ndim != 1:
         raise InputError(

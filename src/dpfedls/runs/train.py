@@ -84,6 +84,10 @@ def train(
             f'population = "{population}" shares one budget on disk among runs, and this one has '
             'no ledger there; give folder="runs/mine"'
         )
+    if callable(watch):
+        raise InputError(
+            f"watch is {own.name_of(watch)}, not a list; several may watch: give watch=[…]"
+        )
     place = None if folder is None else Path(folder)
     recipe, task, denoiser = asked(
         model=model,
