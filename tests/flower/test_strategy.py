@@ -275,7 +275,7 @@ def test_a_crash_anywhere_resumes_after_the_last_released_round(tmp_path, mode, 
         if line.round == 3 and where == "asking":
             grid.push_messages = crash
         if line.round == 3 and where == "paid":
-            strategy.run.folder.record = crash
+            strategy.run.folder.keep = strategy.run.folder.record = crash
 
     watched(strategy, arm)
     with pytest.raises(Crash):

@@ -21,6 +21,7 @@ from dpfedls import InputError, Momentum
 from dpfedls.commands import main as cli
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.population import Population
+from dpfedls.runs.checkpoint import Checkpoint
 from dpfedls.runs.export import card
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
@@ -73,6 +74,63 @@ def test_the_same_call_goes_on_after_ctrl_c_to_the_same_model(tmp_path, denoiser
     again = train(denoiser=denoiser, folder=tmp_path / "cut")  # finished: nothing is trained
     assert again.epsilon == whole.epsilon
     assert torch.equal(weights(again.model), weights(whole.model))
+
+
+def paid_and_kept(folder):
+    return len(read_ledger(folder / "ledger.sqlite").entries), Checkpoint.load(folder).round
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_round_whose_evaluation_is_stopped_is_kept_and_evaluated_later(tmp_path, mode, error):
+    calls = iter(range(100))
+
+    def stops(outputs, targets):
+        if next(calls) == 3:  # the first call is the trial before anything is paid
+            raise error
+        return torch.ones(len(targets))
+
+    changes = {"folder": tmp_path / "r", "mode": mode}
+    with pytest.raises((error, InputError)):
+        train(metrics={"mine": stops}, **changes)
+    assert paid_and_kept(tmp_path / "r") == (3, 3)
+    assert not [p for p in verify(tmp_path / "r")["problems"] if "privacy.json" not in p]
+    result = train(metrics={"mine": lambda outputs, targets: torch.ones(len(targets))}, **changes)
+    assert paid_and_kept(tmp_path / "r") == (6, 6)
+    assert [(r.round, r.metrics["mine"]) for r in result.history] == [(t, 1.0) for t in range(1, 7)]
+    assert verify(tmp_path / "r")["valid"], verify(tmp_path / "r")["problems"]
+
+
+def test_a_kill_while_a_deployed_round_is_evaluated_costs_nothing(tmp_path):
+    """What lies in the folder at that moment is what a kill would leave."""
+    calls = iter(range(100))
+
+    def copies(outputs, targets):
+        if (call := next(calls)) in (1, 4):
+            shutil.copytree(tmp_path / "r", tmp_path / f"killed-{call}")
+        return torch.ones(len(targets))
+
+    train(metrics={"mine": copies}, folder=tmp_path / "r", mode="deployed")
+    for round_ in (1, 4):
+        folder = tmp_path / f"killed-{round_}"
+        assert paid_and_kept(folder) == (round_, round_)
+        result = train(metrics={"mine": copies}, folder=folder, mode="deployed")
+        assert (len(result.history), result.exhausted) == (6, None)
+        assert paid_and_kept(folder) == (6, 6)
+        assert all(record.metrics for record in result.history)
+        assert verify(folder)["valid"], verify(folder)["problems"]
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_a_diverged_run_has_ended_and_pays_no_more(tmp_path, mode):
+    def overflow(release):
+        return release.value * (torch.inf if release.round == 1 else 1)
+
+    for _ in range(3):
+        with pytest.raises(InputError, match=r"round 2 is not finite: .* the run has ended"):
+            train(denoiser=overflow, folder=tmp_path / "r", mode=mode)
+        assert paid_and_kept(tmp_path / "r") == (2, 2)
+    assert not [p for p in verify(tmp_path / "r")["problems"] if "privacy.json" not in p]
 
 
 class Scale:

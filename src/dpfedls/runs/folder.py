@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,13 +90,21 @@ class RunFolder:
         self._say_what_was_lost(state.round)
         return state
 
-    def trimmed(self, last: int) -> list[RoundRecord]:
-        """The log up to round ``last``; what a crash left behind it will be run again."""
+    def trimmed(self) -> list[RoundRecord]:
+        """The log as far as the checkpoint knows it; what a crash left behind it is made again."""
+        last = 0 if self._found is None else self._found.lines
         rounds = self._rounds[:last]
         if not self._sealed:
             write_whole(self.folder / "rounds.jsonl", b"".join(map(_encoded, rounds)))
         self.ledger.log = self._heads[last]
         return rounds
+
+    @property
+    def unwritten(self) -> RoundRecord | None:
+        """The line of a round that was kept, and stopped while it was evaluated."""
+        if self._found is None or not self._found.unwritten:
+            return None
+        return msgspec.json.decode(self._found.unwritten, type=RoundRecord)
 
     def note(self, facts: dict[str, Any]) -> None:
         """Keep what made the run beside it: engine, own code, model, day and commit.
@@ -119,6 +128,11 @@ class RunFolder:
         values = facts | {"own_code": every} | origin(path)
         write_whole(path, json.dumps(values, indent=2, ensure_ascii=False).encode())
 
+    def keep(self, line: RoundRecord, state: ServerState) -> None:
+        """Write a released round before it is evaluated; ``record`` then writes its line."""
+        kept = self._checkpoint(state, msgspec.json.encode(line).decode())
+        self._write(lambda: kept.save(self.folder))
+
     def record(self, line: RoundRecord, state: ServerState) -> None:
         """Write a released round: the log's line first, then the checkpoint it is found by.
 
@@ -127,15 +141,21 @@ class RunFolder:
         """
         encoded = _encoded(line)
         self.ledger.log = next_head(self.ledger.log, encoded)
-        params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
-        memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
-        heads = (self.ledger.head, self.ledger.log)
-        kept = Checkpoint(state.round, params, average, state.clip_norm, memory, *heads)
+        kept = self._checkpoint(state)
 
         def write() -> None:
             append(self.folder / "rounds.jsonl", encoded)
             kept.save(self.folder)
 
+        self._write(write)
+
+    def _checkpoint(self, state: ServerState, unwritten: str = "") -> Checkpoint:
+        params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
+        memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
+        heads = (self.ledger.head, self.ledger.log)
+        return Checkpoint(state.round, params, average, state.clip_norm, memory, *heads, unwritten)
+
+    def _write(self, write: Callable[[], None]) -> None:
         self._writer.begin(write)
         if self.recipe.mode == "deployed":  # a lost checkpoint would be paid for again
             self._writer.finish()

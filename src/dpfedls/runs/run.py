@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 
@@ -49,6 +50,7 @@ class Run:
     folder: RunFolder | None
     watch: Sequence[Watch]
     history: list[RoundRecord] = field(default_factory=list)
+    unwritten: RoundRecord | None = None  # of a kept round that is still to be evaluated
     _clock: float = field(default_factory=time.perf_counter)
 
     def through(self, make_round: Callable[[ServerState], ServerState]) -> Result:
@@ -57,6 +59,9 @@ class Run:
         try:
             for watcher in self.watch:
                 getattr(watcher, "start", lambda _: None)(self)
+            self._require_finite()
+            if self.unwritten is not None:
+                self._write(self._evaluated(self.unwritten))
             while self.state.round < self.recipe.plan.rounds:
                 self._record(make_round(self.state))
         except BudgetExhausted as error:
@@ -77,47 +82,72 @@ class Run:
             self.server.ledger.check(event)
 
     def _record(self, state: ServerState) -> None:
-        """Evaluate a released round, write it down, tell those who watch."""
-        if not torch.isfinite(state.params).all():
-            raise InputError(
-                f"the model of round {state.round} is not finite: training diverged; lower the "
-                "learning rate or server_rate"
-            )
-        metrics = self._metrics(state)
-        clock, self._clock = self._clock, time.perf_counter()
-        record = RoundRecord(
+        """Keep a released round; then evaluate it, write its line, tell those who watch."""
+        line = RoundRecord(
             round=state.round,
             epsilon=plain(self._own_ledger.epsilon()),
             clip_norm=plain(self.state.clip_norm),  # the norm that clipped, not the next one
             server_rate=self.server.step(self.state),
-            accuracy=metrics.get("accuracy"),
-            loss=metrics.get("loss"),
-            metrics=metrics,
-            seconds=self._clock - clock if self.recipe.mode == "simulation" else None,
         )
-        if self.folder is not None:
-            self.folder.record(record, state)
         self.state = state
-        self.history.append(record)
+        try:
+            self._require_finite()
+        except InputError:
+            self._write(line)
+            raise
+        line = self._evaluated(line)
+        clock, self._clock = self._clock, time.perf_counter()
+        if self.recipe.mode == "simulation":
+            line = msgspec.structs.replace(line, seconds=self._clock - clock)
+        self._write(line)
+
+    def _write(self, line: RoundRecord) -> None:
+        if self.folder is not None:
+            self.folder.record(line, self.state)
+        self.history.append(line)
         for watcher in self.watch:
-            watcher(record)
+            watcher(line)
 
-    def _metrics(self, state: ServerState) -> dict[str, float | None]:
-        due = state.round % self.recipe.evaluate_every == 0
-        if self.task.test is None or not (due or self._is_last(state)):
-            return {}
-        self.server.layout.write(state.average, self.model)
-        return plain(evaluate(self.model, self.task.test, self.task.loss, self.task.metrics))
+    def _evaluated(self, line: RoundRecord) -> RoundRecord:
+        """The line with metrics, where they are due; whatever stops this, the round is kept.
 
-    def _is_last(self, state: ServerState) -> bool:
+        A deployed round is kept first, since a kill would have it paid for again.
+        """
+        due = self.state.round % self.recipe.evaluate_every == 0
+        if self.task.test is None or not (due or self._is_last):
+            return line
+        if self.folder is not None and self.recipe.mode == "deployed":
+            self.folder.keep(line, self.state)
+        try:
+            self.server.layout.write(self.state.average, self.model)
+            found = evaluate(self.model, self.task.test, self.task.loss, self.task.metrics)
+        except BaseException:
+            if self.folder is not None and self.recipe.mode == "simulation":
+                self.folder.keep(line, self.state)
+            raise
+        metrics = plain(found)
+        first = {"accuracy": metrics.get("accuracy"), "loss": metrics.get("loss")}
+        return msgspec.structs.replace(line, **first, metrics=metrics)
+
+    def _require_finite(self) -> None:
+        if not torch.isfinite(self.state.params).all():
+            elsewhere = "" if self.folder is None else " in another folder"
+            raise InputError(
+                f"the model of round {self.state.round} is not finite: training diverged and the "
+                "run has ended, no further round is paid for; lower the learning rate or "
+                f"server_rate in a new run{elsewhere}"
+            )
+
+    @property
+    def _is_last(self) -> bool:
         """Whether no round follows: the plan has no more, or the budget covers no other."""
-        if any(entry.round == state.round for entry in self._own_ledger.entries):
+        if any(entry.round == self.state.round for entry in self._own_ledger.entries):
             return False  # it is paid for already, and run again at no new cost
         try:
             self.server.ledger.check(self.recipe.plan.round_event)
         except BudgetExhausted:
             return True
-        return state.round == self.recipe.plan.rounds
+        return self.state.round == self.recipe.plan.rounds
 
     def _sealed(self, exhausted: BudgetExhausted | None) -> Result:
         """Write the last model, the statement and the report, and give the folder free."""
@@ -216,7 +246,7 @@ def open_run(
         server = replace(server, ledger=kept.account)
         state = kept.last_state(start)
         run = Run(recipe, task, model, server, state, engine, kept, watch)
-        run.history = kept.trimmed(state.round)
+        run.history, run.unwritten = kept.trimmed(), kept.unwritten
         kept.note(_notes(run))
     except BaseException:
         kept.ledger.close()
