@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -538,6 +539,37 @@ def test_a_logger_whose_package_is_missing_says_what_to_install(logger, tmp_path
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(InputError, match=r"pip install 'dpfedls\["):
         logger(tmp_path) if logger is dpfedls.TensorBoardLogger else logger()
+
+
+def test_a_watcher_that_cannot_close_leaves_a_finished_run(tmp_path, caplog):
+    class Full:
+        def __call__(self, record): ...
+
+        def close(self):
+            raise OSError("No space left on device")
+
+    result = train(folder=tmp_path / "r", watch=[Full()])
+    assert "Full failed to close (OSError: No space left" in caplog.text
+    assert verify(tmp_path / "r")["valid"]
+    again = train(folder=tmp_path / "r", watch=[Full()])  # nobody holds its ledger
+    assert again.epsilon == result.epsilon
+
+
+def test_wrong_input_leaves_no_live_bar(monkeypatch):
+    """A notebook keeps the last traceback, and with it whatever was shown when it was made."""
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    before = set(threading.enumerate())
+    with pytest.raises(InputError) as kept:
+        train(model=nn.Linear(7, 3), progress=True)
+    assert set(threading.enumerate()) <= before, kept
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_progress_of_a_deployed_run_tells_no_time(tmp_path, capsys, mode):
+    train(folder=tmp_path / "r", mode=mode, progress=True)
+    said = capsys.readouterr().err
+    assert "round 6/6" in said
+    assert ("s left" in said) == (mode == "simulation")
 
 
 def test_time_left_is_not_told_from_the_first_step(monkeypatch):

@@ -55,25 +55,29 @@ class Run:
 
     def through(self, make_round: Callable[[ServerState], ServerState]) -> Result:
         """The rounds that are left, and what the run came to."""
-        exhausted = None
         try:
+            return self._sealed(self._all_rounds(make_round))
+        finally:
+            if self.folder is not None:
+                self.folder.close()
             for watcher in self.watch:
-                getattr(watcher, "start", lambda _: None)(self)
-            self._require_finite()
+                _close(watcher)
+
+    def _all_rounds(
+        self, make_round: Callable[[ServerState], ServerState]
+    ) -> BudgetExhausted | None:
+        """Make the rounds that are left; the budget if it ended them early."""
+        for watcher in self.watch:
+            getattr(watcher, "start", lambda _: None)(self)
+        self._require_finite()
+        try:
             if self.unwritten is not None:
                 self._write(self._evaluated(self.unwritten))
             while self.state.round < self.recipe.plan.rounds:
                 self._record(make_round(self.state))
         except BudgetExhausted as error:
-            exhausted = error
-        except BaseException:
-            if self.folder is not None:
-                self.folder.close()
-            raise
-        finally:
-            for watcher in self.watch:
-                getattr(watcher, "close", lambda: None)()
-        return self._sealed(exhausted)
+            return error
+        return None
 
     def check_budget(self, nonce: str) -> None:
         """Raise BudgetExhausted before anybody trains for a round that will not be paid for."""
@@ -252,6 +256,15 @@ def open_run(
         kept.ledger.close()
         raise
     return run
+
+
+def _close(watcher: Watch) -> None:
+    """The run is over and kept: a watcher that cannot end its own work changes nothing in it."""
+    try:
+        getattr(watcher, "close", lambda: None)()
+    except Exception as error:
+        name = own.name_of(watcher)
+        log.error("%s failed to close (%s: %s)", name, type(error).__name__, error)
 
 
 def _notes(run: Run) -> dict[str, object]:

@@ -103,7 +103,7 @@ def train(
         block_size=block_size,
         evaluate_every=evaluate_every,
     )
-    watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
+    watchers = [*watch, *([Progress()] if progress else [])]
     place = None if folder is None else Path(folder)
     if place is not None and (place / STATEMENT).is_file():
         log.warning("%s holds a finished run: its result is read, nothing is trained", place)
