@@ -135,12 +135,12 @@ def node(context: typer.Context) -> None:
 def _with_rates(recipe: Recipe) -> Recipe:
     """The recipe with the rates that it leaves to us, which need its model."""
     from dpfedls.randomness import SeededStreams
-    from dpfedls.runs.fitting import fitted, is_open
+    from dpfedls.runs.fitting import is_open, ready
     from dpfedls.tasks.task import make_task
 
     if not is_open(recipe):
         return recipe
 
-    return fitted(
+    return ready(
         recipe, make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
     )

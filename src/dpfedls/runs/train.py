@@ -21,7 +21,7 @@ from dpfedls.people.lazy import People, people
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_samples
 from dpfedls.privacy.plan import PrivacyPlan
-from dpfedls.runs.fitting import fitted
+from dpfedls.runs.fitting import ready
 from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
 from dpfedls.runs.record import Result, Watch
 from dpfedls.runs.seal import STATEMENT
@@ -162,7 +162,7 @@ def asked(
     )
     held = None if test is None else as_samples(test, "test")
     task = Task(data, model, held, loss=loss, metrics=metrics or {}, test_from=test_from)
-    return fitted(recipe, task), task, denoiser
+    return ready(recipe, task), task, denoiser
 
 
 class _Usual(NamedTuple):
