@@ -250,7 +250,15 @@ def test_a_denoiser_that_fails_does_so_before_a_folder_is_made(tmp_path):
         def start(self, layout):
             return {"count": "none"}
 
+    class Grows(Remember):
+        def start(self, layout):
+            return {}
+
+        def __call__(self, release, memory):
+            return release.value, {"mean": release.value}
+
     for denoiser, why in (
+        (Grows(), "remembers 'mean' after a release, but its start.. gives nothing"),
         (lambda release: 1 / 0, "fails on a release of zeros .ZeroDivisionError"),
         (lambda release: release.value[1:], "it must return a tensor of that shape"),
         (Text(), "a denoiser's memory is a dict of tensors, got"),
@@ -268,7 +276,9 @@ def test_another_model_promise_or_denoiser_does_not_go_on_with_a_run(tmp_path):
     with pytest.raises(InputError, match="another recipe"):
         train(folder=tmp_path / "r", denoiser=Remember())
     other = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    with pytest.raises(InputError, match="another model or denoiser"):
+    with pytest.raises(
+        InputError, match="it has 15 weights and remembers nothing, and these have 43"
+    ):
         train(folder=tmp_path / "r", model=other)
     with pytest.raises(InputError, match="holds another model"):
         dpfedls.load(tmp_path / "r", other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,9 +78,11 @@ class RunFolder:
         found, state = self._found, start
         if found is not None:
             if len(found.params) != len(start.params) or found.memory.keys() != start.memory.keys():
+                kept, given = names_in(found.memory), names_in(start.memory)
                 raise InputError(
-                    f"{self.folder} holds the run of another model or denoiser: its weights or its "
-                    "memory have other shapes; give the same ones, or another folder"
+                    f"{self.folder} holds the run of another model or denoiser: it has "
+                    f"{len(found.params)} weights and remembers {kept}, and these have "
+                    f"{len(start.params)} and {given}; give the same ones, or another folder"
                 )
             device = start.params.device
             tensor = lambda values: torch.from_numpy(values.copy()).to(device)  # noqa: E731
@@ -265,6 +267,11 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
                     f"{path}, line {number} cannot be read ({error}); restore it from a backup"
                 ) from error
     return found
+
+
+def names_in(memory: Mapping[str, object]) -> str:
+    """What a denoiser remembers, by name."""
+    return ", ".join(map(repr, sorted(memory))) or "nothing"
 
 
 def _encoded(line: RoundRecord) -> bytes:

@@ -26,7 +26,7 @@ from dpfedls.parameters import Layout, Vector
 from dpfedls.privacy.account import Entry
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
-from dpfedls.runs.folder import RunFolder
+from dpfedls.runs.folder import RunFolder, names_in
 from dpfedls.runs.jsonable import plain
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import Result, RoundRecord, Watch
@@ -223,7 +223,13 @@ def _try_denoiser(server: Server, params: Vector) -> None:
         norm, cohort = state.clip_norm, server.plan.expected_cohort
         deviation = server.plan.noise_stddev(norm) / cohort
         zeros = Release(torch.zeros_like(params), deviation, server.layout, clip_norm=norm)
-        denoise(server.denoiser, zeros, state.memory)
+        _, memory = denoise(server.denoiser, zeros, state.memory)
+        if memory.keys() != state.memory.keys():
+            raise InputError(
+                f"denoiser = {own.name_of(server.denoiser)} remembers {names_in(memory)} after a "
+                f"release, but its start() gives {names_in(state.memory)}: such a run could not be "
+                "resumed; give all that it remembers in start(), zeros for instance"
+            )
     except InputError:
         raise
     except Exception as error:
