@@ -228,7 +228,20 @@ def _population(recipe: Recipe, begun: bool) -> Population | None:
 def is_free(folder: Path) -> bool:
     """Whether a run may begin there: absent, or a folder with nothing but what a crash left."""
     require_folder(folder)
-    return not folder.exists() or all(map(is_temporary, folder.iterdir()))
+    free = not folder.exists() or all(map(is_temporary, folder.iterdir()))
+    if free:
+        require_outside_runs(folder)
+    return free
+
+
+def require_outside_runs(path: Path) -> None:
+    """Refuse to write anything into a run's folder, which is evidence of what it spent."""
+    for folder in path.resolve().parents:
+        if (folder / "recipe.toml").is_file() and (folder / "ledger.sqlite").is_file():
+            raise InputError(
+                f"{path} lies in the run folder {folder}, whose files are evidence of what was "
+                "spent; nothing was touched: choose a place outside it"
+            )
 
 
 def require_folder(folder: Path) -> None:
