@@ -676,6 +676,9 @@ def test_a_metric_that_fails_is_told_before_anything_is_written(tmp_path):
         assert not (tmp_path / "r").exists()
     with pytest.raises(InputError, match="the name of the mean loss"):
         train(metrics={"loss": lambda outputs, targets: 1.0})
+    for taken in ("epsilon", "round", "run"):  # it would stand in their columns
+        with pytest.raises(InputError, match=f'called "{taken}", which logs and reports have'):
+            train(metrics={taken: lambda outputs, targets: 1.0})
 
 
 def test_which_engine_trained_and_why_is_logged_and_kept(tmp_path, caplog):

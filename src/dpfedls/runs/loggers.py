@@ -11,17 +11,13 @@ from typing import Any, Literal
 from dpfedls.errors import InputError, unknown
 from dpfedls.runs.record import RoundRecord
 from dpfedls.tasks import own
+from dpfedls.tasks.task import COLUMNS
 
 
 def values_of(record: RoundRecord) -> dict[str, float]:
     """All numbers of a round by name; what is not there is left out."""
-    numbers = {
-        "epsilon": record.epsilon,
-        "clip_norm": record.clip_norm,
-        "server_rate": record.server_rate,
-        **record.metrics,
-    }
-    return {name: value for name, value in numbers.items() if value is not None}
+    every = {name: getattr(record, name) for name in COLUMNS if name not in ("round", "seconds")}
+    return {name: value for name, value in (every | record.metrics).items() if value is not None}
 
 
 class CsvLogger:
