@@ -8,6 +8,7 @@ import logging
 import shutil
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,7 @@ from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.population import Population
 from dpfedls.runs.checkpoint import Checkpoint
 from dpfedls.runs.export import card
+from dpfedls.runs.loggers import named_logger
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
 from federations import linear_clients, local, plan, start_model
@@ -496,6 +498,16 @@ def test_a_csv_file_has_all_metrics_and_the_rounds_before_a_crash(tmp_path):
     assert [row["round"] for row in logged()] == ["1", "2", "3", "4", "5", "6"]
     assert [bool(row["accuracy"]) for row in logged()] == [False, False, True] * 2
     assert float(logged()[-1]["loss"]) == pytest.approx(result.loss)
+
+
+def test_loggers_write_beside_the_folder_wherever_that_is(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    train(watch=[named_logger("csv", Path())], folder=".")
+    assert len((tmp_path / "here.csv").read_text().splitlines()) == 7
+    assert verify(Path())["valid"]
+    dpfedls.CsvLogger("deep/er/x.csv")
+    assert Path("deep/er").is_dir()
 
 
 def test_deployed_loggers_are_told_no_time(tmp_path, monkeypatch):

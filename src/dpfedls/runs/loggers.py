@@ -28,6 +28,7 @@ class CsvLogger:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._rows: list[dict[str, float]] = []
         self._columns: list[str] = []
 
@@ -114,8 +115,8 @@ def named_logger(name: str, folder: Path) -> Any:
         "mlflow": lambda _: MlflowLogger(),
         "tensorboard": lambda folder: TensorBoardLogger(f"{folder}-tensorboard"),
     }
+    folder = folder.resolve()  # the folder "." has no name to put a file beside
     if name in known:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         return known[name](folder)
     place = own.registered("loggers", name)
     if not own.is_own(place):
