@@ -217,6 +217,17 @@ def test_what_torch_says_in_training_comes_in_one_line_and_names_the_client():
     )
 
 
+def test_a_fault_of_a_faster_engine_is_not_blamed_on_samples_alone():
+    def update(*_: object) -> Tensor:
+        return torch.zeros(25).split([25, 5])[0]
+
+    made = Engine("vmapped", "", update, people(), 2)
+    with pytest.raises(
+        InputError, match=r"samples fit; if they do, .* engine = .looped. may train"
+    ):
+        made.clipped_total(torch.zeros(21), np.arange(2), 0, 0, Bound(0.5))
+
+
 def test_too_many_clients_for_the_memory_are_told_the_remedy():
     def update(*_: object) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -254,6 +254,11 @@ def test_an_exhausted_budget_ends_the_run_cleanly(tmp_path):
     assert verify(tmp_path / "r")["valid"]
 
 
+def test_a_rate_that_is_left_open_is_said_to_need_samples(tmp_path):
+    with pytest.raises(InputError, match="server of a federation holds no samples; give a number"):
+        strategy_of(small("server_rate=auto"), tmp_path / "r")
+
+
 class Crash(Exception):
     pass
 

@@ -414,7 +414,7 @@ def test_a_run_goes_on_only_with_the_account_that_it_paid_into(tmp_path):
 
 def test_a_wrong_budget_leaves_no_folder_and_the_corrected_call_runs(tmp_path):
     changes = {"folder": tmp_path / "r", "population": tmp_path / "p.sqlite"}
-    with pytest.raises(InputError, match="give budget and delta where this is the first run"):
+    with pytest.raises(InputError, match="give budget where this is the first run"):
         train(**changes)
     assert list(tmp_path.iterdir()) == []
     assert len(train(**changes, budget=50.0).history) == 6
