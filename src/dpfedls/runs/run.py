@@ -10,6 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,13 +56,12 @@ class Run:
 
     def through(self, make_round: Callable[[ServerState], ServerState]) -> Result:
         """The rounds that are left, and what the run came to."""
-        try:
-            return self._sealed(self._all_rounds(make_round))
-        finally:
-            if self.folder is not None:
-                self.folder.close()
+        with ExitStack() as after:
             for watcher in self.watch:
-                _close(watcher)
+                after.callback(_close, watcher)
+            if self.folder is not None:
+                after.callback(self.folder.close)
+            return self._sealed(self._all_rounds(make_round))
 
     def _all_rounds(
         self, make_round: Callable[[ServerState], ServerState]
