@@ -43,7 +43,7 @@ from msgspec.structs import replace
 
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.fitting import fitted
+from dpfedls.runs.fitting import ready
 from dpfedls.runs.recipe import built
 from dpfedls.runs.simulate import simulate
 from dpfedls.tasks.task import make_task
@@ -69,7 +69,7 @@ def run(recipe: recipes.Recipe, seed: int, device: str, precision: Any) -> dict[
     """One run without a folder: what it reached and what it was."""
     recipe = replace(recipe.resolved(), seed=seed, device=device)
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(seed))
-    recipe = fitted(recipe, task)
+    recipe = ready(recipe, task)
     recipe = replace(recipe, local=replace(recipe.local, precision=precision))
     start = time.perf_counter()
     result = simulate(recipe, task, built(recipe.denoiser), None)

@@ -35,7 +35,7 @@ from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Vector
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.fitting import fitted
+from dpfedls.runs.fitting import ready
 from dpfedls.runs.simulate import simulate
 from dpfedls.stepping import NoiseRate
 from dpfedls.tasks.task import Task, make_task
@@ -246,7 +246,7 @@ def trained(cell: Cell, method: str, factor: float, seed: int) -> dict[str, Any]
     chosen = {key: why for key, why in recipe.chosen.items() if key != "schedule"}  # it is given
     recipe = replace(recipe, schedule=schedule, averaging=averaging, chosen=chosen)
     if cell.plan == "automatic":
-        recipe = fitted(replace(recipe, server_rate="auto"), task)
+        recipe = ready(replace(recipe, server_rate="auto"), task)
     rate = recipe.server_rate
     assert not isinstance(rate, str)
     rate = (

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from dpfedls.auto.planner import MOST_RATE
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.fitting import fitted
+from dpfedls.runs.fitting import ready
 from dpfedls.runs.recipe import built
 from dpfedls.runs.simulate import simulate
 from dpfedls.tasks.task import make_task
@@ -92,7 +92,7 @@ def trained(task: str, epsilon: float, settings: Settings, seed: int) -> dict[st
     """One run: accuracy on the validation samples for the search, on the test samples after it."""
     recipe = replace(_calibrated(task, epsilon, json.dumps(settings)), seed=seed)
     made = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(seed))
-    recipe = fitted(recipe, made)  # ε alone is given the test inputs, as in the other tables
+    recipe = ready(recipe, made)  # ε alone is given the test inputs, as in the other tables
     if seed < FRESH and made.validation is not None:
         made = changed(made, test=made.validation)
     start = time.process_time()

@@ -41,6 +41,15 @@ def test_the_answer_has_its_keys_and_states_its_power(monkeypatch, capsys):
     assert 0 < found["power"]["deployed_scale_error_found"] < 0.03
 
 
+def test_what_a_recipe_leaves_to_us_is_chosen_before_it_is_audited():
+    """ε alone: rounds, cohort, noise and rates, as ``dpfedls run`` chooses them."""
+    open_ = recipes.read("automatic", ["plan.num_clients=100", "calibrate.epsilon=8"])
+    assert open_.server_rate == "auto"
+    found = audit(open_, rounds=2, trials=60)
+    assert found["consistent"], found["problems"]
+    assert found["epsilon_claimed"] == pytest.approx(8, rel=1e-3)
+
+
 def test_a_broken_claim_exits_1_and_names_the_property(monkeypatch, capsys):
     real = SystemStreams.noise
     monkeypatch.setattr(SystemStreams, "noise", lambda self, t: lambda *a: real(self, t)(*a) * 0.95)

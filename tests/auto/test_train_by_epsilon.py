@@ -11,7 +11,7 @@ from dpfedls.auto.choices import rates_for
 from dpfedls.people.losses import cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.fitting import fitted
+from dpfedls.runs.fitting import ready
 from dpfedls.runs.train import asked
 from dpfedls.stepping import NoiseRate
 from dpfedls.tasks.task import make_task
@@ -207,7 +207,7 @@ def test_the_learning_rate_is_chosen_whatever_else_is_given():
         assert ("server_rate" in recipe.chosen) == ("server_rate" not in other)
     recipe, _, _ = asked(**given | {"server_rate": 0.5})
     assert (recipe.schedule, recipe.averaging) == ("root", 0.0)
-    assert fitted(recipe, task) is recipe  # a resumed run finds nothing left to choose
+    assert ready(recipe, task) is recipe  # a resumed run finds nothing left to choose
 
 
 def test_each_key_of_a_recipe_that_is_left_out_is_chosen():
@@ -220,14 +220,14 @@ def test_each_key_of_a_recipe_that_is_left_out_is_chosen():
     assert {"local.steps", "local.retry_step", "local.learning_rate"} < set(fewer.chosen)
     assert "local.batch_size" not in fewer.chosen
     task = make_task(fewer.task, 400, SeededStreams(0))
-    assert fitted(fewer, task).chosen["local.learning_rate"].startswith("0.05: steps")
+    assert ready(fewer, task).chosen["local.learning_rate"].startswith("0.05: steps")
     epochs = read("local.epochs=2", "local.learning_rate=0.3")
     assert (epochs.local.epochs, epochs.local.steps) == (2, None)
     assert not {"local.steps", "local.learning_rate"} & set(epochs.chosen)
     for own in (epochs, read("local.steps=2")):  # its steps would all end inside the ball
         assert own.local.retry_step is None
         assert "local.retry_step" not in own.chosen
-    assert fitted(epochs, task).local.learning_rate == 0.3
+    assert ready(epochs, task).local.learning_rate == 0.3
     rdp = read("calibrate.accountant=rdp").plan
     assert rdp.noise > read().plan.noise
     assert rdp.epsilon("rdp") == pytest.approx(1.0, rel=2e-3)

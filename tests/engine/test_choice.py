@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpfedls import ClientData, InputError, LazyClients
 from dpfedls.clipping import Bound
 from dpfedls.engine import ENGINES, choose
+from dpfedls.engine.engine import Engine
 from dpfedls.engine.layers import (
     convolution_options,
     plain_padding,
@@ -216,6 +217,17 @@ def test_what_torch_says_in_training_comes_in_one_line_and_names_the_client():
         "the looped engine could not train client 1 in round 4 (RuntimeError: a number); make "
         "model, loss and these clients' samples fit"
     )
+
+
+def test_a_fault_of_a_faster_engine_is_not_blamed_on_samples_alone():
+    def update(*_: object) -> Tensor:
+        return torch.zeros(25).split([25, 5])[0]
+
+    made = Engine("vmapped", "", update, people(), 2)
+    with pytest.raises(
+        InputError, match=r"samples fit; if they do, .* engine = .looped. may train"
+    ):
+        made.clipped_total(torch.zeros(21), np.arange(2), 0, 0, Bound(0.5))
 
 
 def short_of_memory(fits, failing="stop"):

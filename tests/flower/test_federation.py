@@ -78,15 +78,15 @@ DIE = """
 import os, signal
 from dpfedls.runs.folder import RunFolder
 
-record = RunFolder.record
+keep = RunFolder.keep
 
 def die_when_paid(self, line, state):
     if state.round == 2 and not os.path.exists({marker!r}):
         open({marker!r}, "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)  # paid, and not yet released
-    return record(self, line, state)
+        os.kill(os.getpid(), signal.SIGKILL)  # paid, and not yet kept
+    return keep(self, line, state)
 
-RunFolder.record = die_when_paid
+RunFolder.keep = die_when_paid
 """
 
 

@@ -255,14 +255,21 @@ def test_an_exhausted_budget_ends_the_run_cleanly(tmp_path):
     assert verify(tmp_path / "r")["valid"]
 
 
+def test_a_rate_that_is_left_open_is_said_to_need_samples(tmp_path):
+    with pytest.raises(InputError, match="server of a federation holds no samples; give a number"):
+        strategy_of(small("server_rate=auto"), tmp_path / "r")
+
+
 class Crash(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["asking", "paid", "after"])
+@pytest.mark.parametrize("where", ["asking", "paid", "evaluating", "after"])
 @pytest.mark.parametrize("mode", ["simulation", "deployed"])
-def test_a_crash_anywhere_resumes_after_the_last_released_round(tmp_path, mode, where, caplog):
-    """Crash in round 4, before or after it was paid for, or after it was released."""
+def test_a_crash_anywhere_resumes_after_the_last_released_round(
+    tmp_path, mode, where, caplog, monkeypatch
+):
+    """Crash in round 4: before or after it was paid for, when it is evaluated, or after that."""
     recipe, folder = small(f"mode={mode}"), tmp_path / "r"
     strategy = strategy_of(recipe, folder)
     grid = FakeGrid(app_of(recipe), 2)
@@ -276,14 +283,18 @@ def test_a_crash_anywhere_resumes_after_the_last_released_round(tmp_path, mode, 
         if line.round == 3 and where == "asking":
             grid.push_messages = crash
         if line.round == 3 and where == "paid":
-            strategy.run.folder.record = crash
+            strategy.run.folder.keep = strategy.run.folder.record = crash
+
+        if line.round == 3 and where == "evaluating":
+            monkeypatch.setattr("dpfedls.runs.run.evaluate", crash)
 
     watched(strategy, arm)
     with pytest.raises(Crash):
         strategy.start(grid, timeout=0)
+    monkeypatch.undo()
     released = Checkpoint.load(folder).round
     paid = len(read_ledger(folder / "ledger.sqlite")[1])
-    assert (released, paid) == {"asking": (3, 3), "paid": (3, 4), "after": (4, 4)}[where]
+    assert (released, paid) == {"asking": (3, 3), "paid": (3, 4)}.get(where, (4, 4))
 
     again, fresh_grid = deploy(recipe, folder, nodes=2)
     first = next(m for m in fresh_grid.sent if m.metadata.message_type == "train")

@@ -141,7 +141,7 @@ except BudgetExhausted:
 
 
 def test_a_promise_is_not_edited_and_not_forgotten(path):
-    with pytest.raises(InputError, match=r"missing or empty.*give budget and delta where"):
+    with pytest.raises(InputError, match=r"missing or empty.*give budget where"):
         Population(path)
     assert not path.parent.exists()
     with pytest.raises(InputError, match="epsilon must be"):

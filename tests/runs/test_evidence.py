@@ -182,7 +182,7 @@ def test_what_a_crash_left_while_writing_the_recipe_is_no_dead_end(tmp_path):
 
 
 def test_each_step_of_a_round_is_on_disk_before_the_next(tmp_path, monkeypatch):
-    """The log's line, the checkpoint, its name: what a power cut keeps is always a whole run."""
+    """What a power cut keeps is always a whole run: a round to evaluate, or its line and state."""
     steps = []
 
     def note(verb, real):
@@ -200,11 +200,8 @@ def test_each_step_of_a_round_is_on_disk_before_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", note("name", os.replace))
     runs.start(small(), tmp_path / "run", [clear])
     start = steps.index(("round", "2"))
-    assert steps[start + 1 : steps.index(("round", "3"))] == [
-        ("sync", "rounds"),
-        ("sync", "state"),
-        ("name", "state"),
-        ("sync", "checkpoint"),
-    ]
+    state = [("sync", "state"), ("name", "state"), ("sync", "checkpoint")]
+    found = steps[start + 1 : steps.index(("round", "3"))]
+    assert found == [*state, ("sync", "rounds"), *state]
     assert steps.index(("sync", "recipe")) < steps.index(("name", "recipe"))
     assert steps[steps.index(("name", "recipe")) + 1] == ("sync", "run")

@@ -7,6 +7,7 @@ import torch
 
 import dpfedls
 from dpfedls import InputError
+from dpfedls.runs.compare import compare
 from dpfedls.runs.curves import shown
 from dpfedls.runs.export import export
 from federations import linear_clients, local, plan, start_model
@@ -39,6 +40,16 @@ def test_the_model_goes_with_a_card_that_says_what_it_cost(run, tmp_path, caplog
 def test_what_cannot_be_relied_on_is_not_handed_on(run, tmp_path):
     with pytest.raises(InputError, match="already holds files"):
         export(run.folder, run.folder)
+    sealed = (run.folder / "report.html").read_bytes()
+    for write in (
+        lambda: compare([run.folder], run.folder / "report.html"),
+        lambda: export(run.folder, run.folder / "x"),
+        lambda: dpfedls.train(start_model(), linear_clients(), epsilon=8, folder=run.folder / "x"),
+    ):
+        with pytest.raises(InputError, match="lies in the run folder"):
+            write()
+    assert not (run.folder / "x").exists()
+    assert (run.folder / "report.html").read_bytes() == sealed
     log = run.folder / "rounds.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"accuracy":0.', b'"accuracy":1.'))
     with pytest.raises(InputError, match="failed verification"):

@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -23,8 +24,10 @@ from dpfedls.auditing.kept import kept_problems
 from dpfedls.commands import main as cli
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.population import Population
+from dpfedls.runs.checkpoint import Checkpoint
 from dpfedls.runs.export import card
 from dpfedls.runs.folder import read_recipe
+from dpfedls.runs.loggers import named_logger
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
 from dpfedls.tasks import own
@@ -77,6 +80,63 @@ def test_the_same_call_goes_on_after_ctrl_c_to_the_same_model(tmp_path, denoiser
     again = train(denoiser=denoiser, folder=tmp_path / "cut")  # finished: nothing is trained
     assert again.epsilon == whole.epsilon
     assert torch.equal(weights(again.model), weights(whole.model))
+
+
+def paid_and_kept(folder):
+    return len(read_ledger(folder / "ledger.sqlite").entries), Checkpoint.load(folder).round
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_round_whose_evaluation_is_stopped_is_kept_and_evaluated_later(tmp_path, mode, error):
+    calls = iter(range(100))
+
+    def stops(outputs, targets):
+        if next(calls) == 3:  # the first call is the trial before anything is paid
+            raise error
+        return torch.ones(len(targets))
+
+    changes = {"folder": tmp_path / "r", "mode": mode}
+    with pytest.raises((error, InputError)):
+        train(metrics={"mine": stops}, **changes)
+    assert paid_and_kept(tmp_path / "r") == (3, 3)
+    assert not [p for p in verify(tmp_path / "r")["problems"] if "privacy.json" not in p]
+    result = train(metrics={"mine": lambda outputs, targets: torch.ones(len(targets))}, **changes)
+    assert paid_and_kept(tmp_path / "r") == (6, 6)
+    assert [(r.round, r.metrics["mine"]) for r in result.history] == [(t, 1.0) for t in range(1, 7)]
+    assert verify(tmp_path / "r")["valid"], verify(tmp_path / "r")["problems"]
+
+
+def test_a_kill_while_a_deployed_round_is_evaluated_costs_nothing(tmp_path):
+    """What lies in the folder at that moment is what a kill would leave."""
+    calls = iter(range(100))
+
+    def copies(outputs, targets):
+        if (call := next(calls)) in (1, 4):
+            shutil.copytree(tmp_path / "r", tmp_path / f"killed-{call}")
+        return torch.ones(len(targets))
+
+    train(metrics={"mine": copies}, folder=tmp_path / "r", mode="deployed")
+    for round_ in (1, 4):
+        folder = tmp_path / f"killed-{round_}"
+        assert paid_and_kept(folder) == (round_, round_)
+        result = train(metrics={"mine": copies}, folder=folder, mode="deployed")
+        assert (len(result.history), result.exhausted) == (6, None)
+        assert paid_and_kept(folder) == (6, 6)
+        assert all(record.metrics for record in result.history)
+        assert verify(folder)["valid"], verify(folder)["problems"]
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_a_diverged_run_has_ended_and_pays_no_more(tmp_path, mode):
+    def overflow(release):
+        return release.value * (torch.inf if release.round == 1 else 1)
+
+    for _ in range(3):
+        with pytest.raises(InputError, match=r"round 2 is not finite: .* the run has ended"):
+            train(denoiser=overflow, folder=tmp_path / "r", mode=mode)
+        assert paid_and_kept(tmp_path / "r") == (2, 2)
+    assert not [p for p in verify(tmp_path / "r")["problems"] if "privacy.json" not in p]
 
 
 class Scale:
@@ -257,7 +317,15 @@ def test_a_denoiser_that_fails_does_so_before_a_folder_is_made(tmp_path):
         def start(self, layout):
             return {"count": "none"}
 
+    class Grows(Remember):
+        def start(self, layout):
+            return {}
+
+        def __call__(self, release, memory):
+            return release.value, {"mean": release.value}
+
     for denoiser, why in (
+        (Grows(), "remembers 'mean' after a release, but its start.. gives nothing"),
         (lambda release: 1 / 0, "fails on a release of zeros .ZeroDivisionError"),
         (lambda release: release.value[1:], "it must return a tensor of that shape"),
         (Text(), "a denoiser's memory is a dict of tensors, got"),
@@ -275,7 +343,9 @@ def test_another_model_promise_or_denoiser_does_not_go_on_with_a_run(tmp_path):
     with pytest.raises(InputError, match="another recipe"):
         train(folder=tmp_path / "r", denoiser=Remember())
     other = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    with pytest.raises(InputError, match="another model or denoiser"):
+    with pytest.raises(
+        InputError, match="it has 15 weights and remembers nothing, and these have 43"
+    ):
         train(folder=tmp_path / "r", model=other)
     with pytest.raises(InputError, match="holds another model"):
         dpfedls.load(tmp_path / "r", other)
@@ -460,7 +530,7 @@ def test_a_run_goes_on_only_with_the_account_that_it_paid_into(tmp_path):
 
 def test_a_wrong_budget_leaves_no_folder_and_the_corrected_call_runs(tmp_path):
     changes = {"folder": tmp_path / "r", "population": tmp_path / "p.sqlite"}
-    with pytest.raises(InputError, match="give budget and delta where this is the first run"):
+    with pytest.raises(InputError, match="give budget where this is the first run"):
         train(**changes)
     assert list(tmp_path.iterdir()) == []
     assert len(train(**changes, budget=50.0).history) == 6
@@ -546,6 +616,16 @@ def test_a_csv_file_has_all_metrics_and_the_rounds_before_a_crash(tmp_path):
     assert float(logged()[-1]["loss"]) == pytest.approx(result.loss)
 
 
+def test_loggers_write_beside_the_folder_wherever_that_is(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    train(watch=[named_logger("csv", Path())], folder=".")
+    assert len((tmp_path / "here.csv").read_text().splitlines()) == 7
+    assert verify(Path())["valid"]
+    dpfedls.CsvLogger("deep/er/x.csv")
+    assert Path("deep/er").is_dir()
+
+
 def test_deployed_loggers_are_told_no_time(tmp_path, monkeypatch):
     """Stand-ins for both packages, which are not installed here; the clock is theirs if asked."""
     stamps = {}
@@ -597,6 +677,37 @@ def test_a_logger_whose_package_is_missing_says_what_to_install(logger, tmp_path
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(InputError, match=r"pip install 'dpfedls\["):
         logger(tmp_path) if logger is dpfedls.TensorBoardLogger else logger()
+
+
+def test_a_watcher_that_cannot_close_leaves_a_finished_run(tmp_path, caplog):
+    class Full:
+        def __call__(self, record): ...
+
+        def close(self):
+            raise OSError("No space left on device")
+
+    result = train(folder=tmp_path / "r", watch=[Full()])
+    assert "Full failed to close (OSError: No space left" in caplog.text
+    assert verify(tmp_path / "r")["valid"]
+    again = train(folder=tmp_path / "r", watch=[Full()])  # nobody holds its ledger
+    assert again.epsilon == result.epsilon
+
+
+def test_wrong_input_leaves_no_live_bar(monkeypatch):
+    """A notebook keeps the last traceback, and with it whatever was shown when it was made."""
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    before = set(threading.enumerate())
+    with pytest.raises(InputError) as kept:
+        train(model=nn.Linear(7, 3), progress=True)
+    assert set(threading.enumerate()) <= before, kept
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_progress_of_a_deployed_run_tells_no_time(tmp_path, capsys, mode):
+    train(folder=tmp_path / "r", mode=mode, progress=True)
+    said = capsys.readouterr().err
+    assert "round 6/6" in said
+    assert ("s left" in said) == (mode == "simulation")
 
 
 def test_time_left_is_not_told_from_the_first_step(monkeypatch):
@@ -693,6 +804,9 @@ def test_a_metric_that_fails_is_told_before_anything_is_written(tmp_path):
         assert not (tmp_path / "r").exists()
     with pytest.raises(InputError, match="the name of the mean loss"):
         train(metrics={"loss": lambda outputs, targets: 1.0})
+    for taken in ("epsilon", "round", "run"):  # it would stand in their columns
+        with pytest.raises(InputError, match=f'called "{taken}", which logs and reports have'):
+            train(metrics={taken: lambda outputs, targets: 1.0})
 
 
 def test_which_engine_trained_and_why_is_logged_and_kept(tmp_path, caplog):

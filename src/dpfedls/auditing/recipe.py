@@ -27,6 +27,7 @@ from dpfedls.denoising import AnyCallable
 from dpfedls.errors import InputError
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import SeededStreams
+from dpfedls.runs.fitting import ready
 from dpfedls.runs.recipe import Recipe, built
 from dpfedls.runs.simulate import prepare
 from dpfedls.sampling import FixedSizeSampling
@@ -64,12 +65,12 @@ def audit(
     in memory; with ``canaries`` also one training run in which so many clients send random
     directions; with ``folder`` also what a run of this recipe has left there.
     """
-    recipe = recipe.resolved()
+    streams = SeededStreams(recipe.seed)
+    task = task or make_task(recipe.task, recipe.plan.num_clients, streams)
+    recipe = ready(recipe, task)
     check_auditable(recipe.plan, trials)
     if canaries:  # before the minutes that come first
         check_canaries(recipe.plan, canaries)
-    streams = SeededStreams(recipe.seed)
-    task = task or make_task(recipe.task, recipe.plan.num_clients, streams)
     denoiser = denoiser or built(recipe.denoiser)
     small = _small(recipe, rounds)
     watch(0, "many cheap rounds")

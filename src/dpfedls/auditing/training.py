@@ -37,7 +37,7 @@ def audit(
     kept = None if folder is None or is_free(Path(folder)) else Path(folder)
     recipe, task, denoiser = asked(model=model, clients=clients, folder=kept, **training)
     if kept is not None:
-        _require_same(read_recipe(kept), recipe.resolved(), kept)
+        _require_same(read_recipe(kept), recipe, kept)
     return audit_recipe(recipe, task, denoiser, trials=trials, canaries=canaries, folder=kept)
 
 

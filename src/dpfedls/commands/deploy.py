@@ -86,7 +86,7 @@ def local(
     from dpfedls.flower.promise import on_nodes
     from dpfedls.runs import recipe as recipes
     from dpfedls.runs.folder import is_free, read_recipe
-    from dpfedls.runs.watch import Progress
+    from dpfedls.runs.watch import describe, round_progress
 
     settings = list(set_ or [])
     own = find_app(source)
@@ -105,14 +105,12 @@ def local(
     if not is_free(folder):
         read_recipe(folder)  # said now, not when four nodes have started
     try:
-        shown = Progress(chosen.plan.rounds)
-        try:
+        with round_progress(chosen) as advance:
+            show = lambda record: advance(record.round, describe(record))  # noqa: E731
             if own is None:
-                result = deploy_local(chosen, folder, nodes, shown)
+                result = deploy_local(chosen, folder, nodes, show)
             else:
-                result = deploy_app(own, folder, nodes, shown)
-        finally:
-            shown.close()
+                result = deploy_app(own, folder, nodes, show)
     except (FederationFailed, KeyboardInterrupt) as stopped:
         print(
             f"dpfedls: {str(stopped) or 'stopped'}\nthe last released round is kept; go on with "
@@ -137,12 +135,12 @@ def node(context: typer.Context) -> None:
 def _with_rates(recipe: Recipe) -> Recipe:
     """The recipe with the rates that it leaves to us, which need its model."""
     from dpfedls.randomness import SeededStreams
-    from dpfedls.runs.fitting import fitted, is_open
+    from dpfedls.runs.fitting import is_open, ready
     from dpfedls.tasks.task import make_task
 
     if not is_open(recipe):
         return recipe
 
-    return fitted(
+    return ready(
         recipe, make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
     )

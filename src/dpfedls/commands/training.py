@@ -240,7 +240,7 @@ def watching(recipe: Recipe, folder: Path) -> list[Watch]:
     from dpfedls.auditing.diagnostics import watchers
     from dpfedls.runs.watch import Progress
 
-    return [*watchers(recipe, folder), Progress(recipe.plan.rounds)]
+    return [*watchers(recipe, folder), Progress()]
 
 
 def finish(result: Result | Outcome, json: bool) -> None:

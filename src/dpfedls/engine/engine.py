@@ -104,9 +104,12 @@ class Engine:
                 return self._each_alone(params, block, round_, key, radius)
             if isinstance(error, InputError):
                 raise
+            # Whose fault it is cannot be told: samples that do not fit fail in our code, too.
+            ours = '; if they do, the fault is ours: engine = "looped" may train them'
             raise InputError(
                 f"the {self.name} engine could not train {_named(block)} in round {round_} "
                 f"({first_line(error)}); make model, loss and these clients' samples fit"
+                f"{'' if self.name == 'looped' else ours}"
             ) from error
 
     def _each_alone(

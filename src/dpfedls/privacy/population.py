@@ -96,8 +96,8 @@ class Population:
                     return
         raise InputError(
             f"{self.path} is missing or empty, so it is not known what this population may spend "
-            "and has spent; restore the file from a backup, or give budget and delta where this is "
-            "the first run of the population"
+            "and has spent; restore the file from a backup, or give budget where this is the first "
+            "run of the population: its δ is the plan's"
         )
 
     def _prepare(self, given: dict[str, Any]) -> tuple[float, float]:

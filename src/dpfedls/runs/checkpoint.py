@@ -20,7 +20,10 @@ FILE = Path("checkpoint") / "state.safetensors"
 
 
 class Checkpoint(NamedTuple):
-    """A server state, and the heads of the ledger and of the log when it was reached."""
+    """A server state, and the heads of the ledger and of the log when it was reached.
+
+    ``unwritten`` is the line that the log does not have yet: the round is still to be evaluated.
+    """
 
     round: int
     params: np.ndarray
@@ -29,6 +32,12 @@ class Checkpoint(NamedTuple):
     memory: dict[str, np.ndarray]
     ledger_head: str
     log_head: str = ""  # nothing is known of the log where it is empty
+    unwritten: str = ""
+
+    @property
+    def lines(self) -> int:
+        """How many lines of the log it knows."""
+        return self.round - bool(self.unwritten)
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint of a run folder; a crash leaves the old one or the new one."""
@@ -37,7 +46,8 @@ class Checkpoint(NamedTuple):
     def _bytes(self) -> bytes:
         tensors = {"params": self.params, "average": self.average}
         tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
-        public = f"{self.round} {self.ledger_head} {self.clip_norm!r} {self.log_head}".rstrip()
+        heads = f"{self.ledger_head} {self.clip_norm!r} {self.log_head} {self.unwritten}"
+        public = f"{self.round} {heads}".rstrip()
         seal = hashlib.sha256(public.encode())
         for name in sorted(tensors):
             seal.update(f"\n{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
@@ -52,10 +62,10 @@ class Checkpoint(NamedTuple):
         raw = read_bounded(path, TENSORS)
         try:
             tensors = load_tensors(raw)
-            round_, head, norm, *log_head, _ = _metadata(raw).split(" ")
+            round_, head, norm, *log, _ = _metadata(raw).split(" ")
             params, average = tensors.pop("params"), tensors.pop("average")
             memory = {name.removeprefix("memory."): tensor for name, tensor in tensors.items()}
-            found = cls(int(round_), params, average, float(norm), memory, head, *log_head)
+            found = cls(int(round_), params, average, float(norm), memory, head, *log)
         except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise InputError(_DAMAGED.format(path=path)) from error
         if found._bytes() != raw:

@@ -17,7 +17,7 @@ from dpfedls.privacy.meaning import attack_curve, meaning
 from dpfedls.privacy.wording import text
 from dpfedls.runs.attacked import read_attack
 from dpfedls.runs.curves import Log, charts, csv_link, shown
-from dpfedls.runs.folder import read_recipe, read_rounds
+from dpfedls.runs.folder import read_recipe, read_rounds, require_outside_runs
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import last_metrics
 from dpfedls.runs.seal import STATEMENT
@@ -26,6 +26,7 @@ from dpfedls.runs.verify import read_statement, verify
 
 def compare(folders: Sequence[Path], out: Path) -> None:
     """Curves, final figures and statements of the runs, as one HTML file."""
+    require_outside_runs(out)
     runs = dict(zip(_names(folders), folders, strict=True))
     recipes = {name: read_recipe(folder) for name, folder in runs.items()}
     logs = {name: read_rounds(folder) for name, folder in runs.items()}

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from dpfedls.pages.chart import Line, line_chart
 from dpfedls.pages.html import download, paragraph
 from dpfedls.runs.record import RoundRecord
+from dpfedls.tasks.task import COLUMNS
 
 Log: TypeAlias = Sequence[RoundRecord]
 
@@ -60,20 +61,11 @@ def as_csv(logs: Mapping[str, Log]) -> str:
     names = dict.fromkeys(name for log in logs.values() for line in log for name in line.metrics)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    head = ("run", "round", "epsilon", "clip_norm", "server_rate", "seconds")
-    writer.writerow([*head, *map(plain_text, names)])
+    writer.writerow(["run", *COLUMNS, *map(plain_text, names)])
     for run, log in logs.items():
         for line in log:
-            values = (line.metrics.get(name) for name in names)
-            first = (
-                plain_text(run),
-                line.round,
-                line.epsilon,
-                line.clip_norm,
-                line.server_rate,
-                line.seconds,
-            )
-            writer.writerow([*first, *values])
+            own = (getattr(line, name) for name in COLUMNS)
+            writer.writerow([plain_text(run), *own, *map(line.metrics.get, names)])
     return out.getvalue()
 
 

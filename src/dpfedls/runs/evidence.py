@@ -114,7 +114,7 @@ def _require_newest(folder: Path, ledger: SqliteLedger, held: int) -> None:
 def _altered_since(found: Checkpoint | None, heads: list[str]) -> int | None:
     if found is None or not found.log_head:
         return None
-    return None if heads[found.round : found.round + 1] == [found.log_head] else found.round
+    return None if heads[found.lines : found.lines + 1] == [found.log_head] else found.lines
 
 
 def _require_finished(folder: Path, ledger: SqliteLedger, account: Ledger, paid: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""The rates that a recipe leaves to us, once its model is known."""
+"""What a recipe leaves to us, once its model is known."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ def is_open(recipe: Recipe) -> bool:
     return recipe.server_rate == "auto" or OPEN in recipe.chosen.values()
 
 
-def fitted(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe with numbers for what was left to choose: from the model and from public inputs.
+def ready(recipe: Recipe, task: Task) -> Recipe:
+    """The recipe with its noise, and rates that fit the model and public inputs; itself if it has.
 
     Of people's samples the shape alone is looked at, which all of them have in common.
     """
+    if recipe.plan.noise_multiplier is None and recipe.calibrate is not None:
+        recipe = recipe.resolved()
     if not is_open(recipe):
         return recipe
     check_model(task.model)

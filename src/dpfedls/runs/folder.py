@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,9 +79,11 @@ class RunFolder:
         found, state = self._found, start
         if found is not None:
             if len(found.params) != len(start.params) or found.memory.keys() != start.memory.keys():
+                kept, given = names_in(found.memory), names_in(start.memory)
                 raise InputError(
-                    f"{self.folder} holds the run of another model or denoiser: its weights or its "
-                    "memory have other shapes; give the same ones, or another folder"
+                    f"{self.folder} holds the run of another model or denoiser: it has "
+                    f"{len(found.params)} weights and remembers {kept}, and these have "
+                    f"{len(start.params)} and {given}; give the same ones, or another folder"
                 )
             device = start.params.device
             tensor = lambda values: torch.from_numpy(values.copy()).to(device)  # noqa: E731
@@ -90,13 +93,21 @@ class RunFolder:
         self._say_what_was_lost(state.round)
         return state
 
-    def trimmed(self, last: int) -> list[RoundRecord]:
-        """The log up to round ``last``; what a crash left behind it will be run again."""
+    def trimmed(self) -> list[RoundRecord]:
+        """The log as far as the checkpoint knows it; what a crash left behind it is made again."""
+        last = 0 if self._found is None else self._found.lines
         rounds = self._rounds[:last]
         if not self._sealed:
             write_whole(self.folder / "rounds.jsonl", b"".join(map(_encoded, rounds)))
         self.ledger.log = self._heads[last]
         return rounds
+
+    @property
+    def unwritten(self) -> RoundRecord | None:
+        """The line of a round that was kept, and stopped while it was evaluated."""
+        if self._found is None or not self._found.unwritten:
+            return None
+        return msgspec.json.decode(self._found.unwritten, type=RoundRecord)
 
     def note(self, facts: dict[str, Any]) -> None:
         """Keep what made the run beside it: engine, own code, model, day and commit.
@@ -122,6 +133,11 @@ class RunFolder:
             path, json.dumps(msgspec.to_builtins(values), indent=2, ensure_ascii=False).encode()
         )
 
+    def keep(self, line: RoundRecord, state: ServerState) -> None:
+        """Write a released round before it is evaluated; ``record`` then writes its line."""
+        kept = self._checkpoint(state, msgspec.json.encode(line).decode())
+        self._write(lambda: kept.save(self.folder))
+
     def record(self, line: RoundRecord, state: ServerState) -> None:
         """Write a released round: the log's line first, then the checkpoint it is found by.
 
@@ -130,15 +146,21 @@ class RunFolder:
         """
         encoded = _encoded(line)
         self.ledger.log = next_head(self.ledger.log, encoded)
-        params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
-        memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
-        heads = (self.ledger.head, self.ledger.log)
-        kept = Checkpoint(state.round, params, average, state.clip_norm, memory, *heads)
+        kept = self._checkpoint(state)
 
         def write() -> None:
             append(self.folder / "rounds.jsonl", encoded)
             kept.save(self.folder)
 
+        self._write(write)
+
+    def _checkpoint(self, state: ServerState, unwritten: str = "") -> Checkpoint:
+        params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
+        memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
+        heads = (self.ledger.head, self.ledger.log)
+        return Checkpoint(state.round, params, average, state.clip_norm, memory, *heads, unwritten)
+
+    def _write(self, write: Callable[[], None]) -> None:
         self._writer.begin(write)
         if self.recipe.mode == "deployed":  # a lost checkpoint would be paid for again
             self._writer.finish()
@@ -209,7 +231,20 @@ def _population(recipe: Recipe, begun: bool) -> Population | None:
 def is_free(folder: Path) -> bool:
     """Whether a run may begin there: absent, or a folder with nothing but what a crash left."""
     require_folder(folder)
-    return not folder.exists() or all(map(is_temporary, folder.iterdir()))
+    free = not folder.exists() or all(map(is_temporary, folder.iterdir()))
+    if free:
+        require_outside_runs(folder)
+    return free
+
+
+def require_outside_runs(path: Path) -> None:
+    """Refuse to write anything into a run's folder, which is evidence of what it spent."""
+    for folder in path.resolve().parents:
+        if (folder / "recipe.toml").is_file() and (folder / "ledger.sqlite").is_file():
+            raise InputError(
+                f"{path} lies in the run folder {folder}, whose files are evidence of what was "
+                "spent; nothing was touched: choose a place outside it"
+            )
 
 
 def require_folder(folder: Path) -> None:
@@ -248,6 +283,11 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
                     f"{path}, line {number} cannot be read ({error}); restore it from a backup"
                 ) from error
     return found
+
+
+def names_in(memory: Mapping[str, object]) -> str:
+    """What a denoiser remembers, by name."""
+    return ", ".join(map(repr, sorted(memory))) or "nothing"
 
 
 def _encoded(line: RoundRecord) -> bytes:

@@ -11,17 +11,13 @@ from typing import Any, Literal
 from dpfedls.errors import InputError, unknown
 from dpfedls.runs.record import RoundRecord
 from dpfedls.tasks import own
+from dpfedls.tasks.task import COLUMNS
 
 
 def values_of(record: RoundRecord) -> dict[str, float]:
     """All numbers of a round by name; what is not there is left out."""
-    numbers = {
-        "epsilon": record.epsilon,
-        "clip_norm": record.clip_norm,
-        "server_rate": record.server_rate,
-        **record.metrics,
-    }
-    return {name: value for name, value in numbers.items() if value is not None}
+    every = {name: getattr(record, name) for name in COLUMNS if name not in ("round", "seconds")}
+    return {name: value for name, value in (every | record.metrics).items() if value is not None}
 
 
 class CsvLogger:
@@ -32,6 +28,7 @@ class CsvLogger:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._rows: list[dict[str, float]] = []
         self._columns: list[str] = []
 
@@ -118,8 +115,8 @@ def named_logger(name: str, folder: Path) -> Any:
         "mlflow": lambda _: MlflowLogger(),
         "tensorboard": lambda folder: TensorBoardLogger(f"{folder}-tensorboard"),
     }
+    folder = folder.resolve()  # the folder "." has no name to put a file beside
     if name in known:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         return known[name](folder)
     place = own.registered("loggers", name)
     if not own.is_own(place):

@@ -10,6 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from dpfedls.parameters import Layout, Vector
 from dpfedls.privacy.account import Entry
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
-from dpfedls.runs.folder import RunFolder
+from dpfedls.runs.folder import RunFolder, names_in
 from dpfedls.runs.jsonable import plain
 from dpfedls.runs.origin import OwnCode
 from dpfedls.runs.recipe import Recipe
@@ -52,26 +53,33 @@ class Run:
     folder: RunFolder | None
     watch: Sequence[Watch]
     history: list[RoundRecord] = field(default_factory=list)
+    unwritten: RoundRecord | None = None  # of a kept round that is still to be evaluated
     _clock: float = field(default_factory=time.perf_counter)
 
     def through(self, make_round: Callable[[ServerState], ServerState]) -> Result:
         """The rounds that are left, and what the run came to."""
-        exhausted = None
-        try:
+        with ExitStack() as after:
             for watcher in self.watch:
-                getattr(watcher, "start", lambda _: None)(self)
+                after.callback(_close, watcher)
+            if self.folder is not None:
+                after.callback(self.folder.close)
+            return self._sealed(self._all_rounds(make_round))
+
+    def _all_rounds(
+        self, make_round: Callable[[ServerState], ServerState]
+    ) -> BudgetExhausted | None:
+        """Make the rounds that are left; the budget if it ended them early."""
+        for watcher in self.watch:
+            getattr(watcher, "start", lambda _: None)(self)
+        self._require_finite()
+        try:
+            if self.unwritten is not None:
+                self._write(self._evaluated(self.unwritten))
             while self.state.round < self.recipe.plan.rounds:
                 self._record(make_round(self.state))
         except BudgetExhausted as error:
-            exhausted = error
-        except BaseException:
-            if self.folder is not None:
-                self.folder.close()
-            raise
-        finally:
-            for watcher in self.watch:
-                getattr(watcher, "close", lambda: None)()
-        return self._sealed(exhausted)
+            return error
+        return None
 
     def check_budget(self, nonce: str) -> None:
         """Raise BudgetExhausted before anybody trains for a round that will not be paid for."""
@@ -80,47 +88,72 @@ class Run:
             self.server.ledger.check(event)
 
     def _record(self, state: ServerState) -> None:
-        """Evaluate a released round, write it down, tell those who watch."""
-        if not torch.isfinite(state.params).all():
-            raise InputError(
-                f"the model of round {state.round} is not finite: training diverged; lower the "
-                "learning rate or server_rate"
-            )
-        metrics = self._metrics(state)
-        clock, self._clock = self._clock, time.perf_counter()
-        record = RoundRecord(
+        """Keep a released round; then evaluate it, write its line, tell those who watch."""
+        line = RoundRecord(
             round=state.round,
             epsilon=plain(self._own_ledger.epsilon()),
             clip_norm=plain(self.state.clip_norm),  # the norm that clipped, not the next one
             server_rate=self.server.step(self.state),
-            accuracy=metrics.get("accuracy"),
-            loss=metrics.get("loss"),
-            metrics=metrics,
-            seconds=self._clock - clock if self.recipe.mode == "simulation" else None,
         )
-        if self.folder is not None:
-            self.folder.record(record, state)
         self.state = state
-        self.history.append(record)
+        try:
+            self._require_finite()
+        except InputError:
+            self._write(line)
+            raise
+        line = self._evaluated(line)
+        clock, self._clock = self._clock, time.perf_counter()
+        if self.recipe.mode == "simulation":
+            line = msgspec.structs.replace(line, seconds=self._clock - clock)
+        self._write(line)
+
+    def _write(self, line: RoundRecord) -> None:
+        if self.folder is not None:
+            self.folder.record(line, self.state)
+        self.history.append(line)
         for watcher in self.watch:
-            watcher(record)
+            watcher(line)
 
-    def _metrics(self, state: ServerState) -> dict[str, float | None]:
-        due = state.round % self.recipe.evaluate_every == 0
-        if self.task.test is None or not (due or self._is_last(state)):
-            return {}
-        self.server.layout.write(state.average, self.model)
-        return plain(evaluate(self.model, self.task.test, self.task.loss, self.task.metrics))
+    def _evaluated(self, line: RoundRecord) -> RoundRecord:
+        """The line with metrics, where they are due; whatever stops this, the round is kept.
 
-    def _is_last(self, state: ServerState) -> bool:
+        A deployed round is kept first, since a kill would have it paid for again.
+        """
+        due = self.state.round % self.recipe.evaluate_every == 0
+        if self.task.test is None or not (due or self._is_last):
+            return line
+        if self.folder is not None and self.recipe.mode == "deployed":
+            self.folder.keep(line, self.state)
+        try:
+            self.server.layout.write(self.state.average, self.model)
+            found = evaluate(self.model, self.task.test, self.task.loss, self.task.metrics)
+        except BaseException:
+            if self.folder is not None and self.recipe.mode == "simulation":
+                self.folder.keep(line, self.state)
+            raise
+        metrics = plain(found)
+        first = {"accuracy": metrics.get("accuracy"), "loss": metrics.get("loss")}
+        return msgspec.structs.replace(line, **first, metrics=metrics)
+
+    def _require_finite(self) -> None:
+        if not torch.isfinite(self.state.params).all():
+            elsewhere = "" if self.folder is None else " in another folder"
+            raise InputError(
+                f"the model of round {self.state.round} is not finite: training diverged and the "
+                "run has ended, no further round is paid for; lower the learning rate or "
+                f"server_rate in a new run{elsewhere}"
+            )
+
+    @property
+    def _is_last(self) -> bool:
         """Whether no round follows: the plan has no more, or the budget covers no other."""
-        if any(entry.round == state.round for entry in self._own_ledger.entries):
+        if any(entry.round == self.state.round for entry in self._own_ledger.entries):
             return False  # it is paid for already, and run again at no new cost
         try:
             self.server.ledger.check(self.recipe.plan.round_event)
         except BudgetExhausted:
             return True
-        return state.round == self.recipe.plan.rounds
+        return self.state.round == self.recipe.plan.rounds
 
     def _sealed(self, exhausted: BudgetExhausted | None) -> Result:
         """Write the last model, the statement and the report, and give the folder free."""
@@ -159,8 +192,9 @@ def server_for(recipe: Recipe, model: nn.Module, denoiser: AnyCallable) -> Serve
     """
     if recipe.server_rate == "auto":
         raise InputError(
-            'server_rate = "auto" is chosen by the simulator, which has model and samples at hand; '
-            "give a number, or run the recipe once with dpfedls run and take its recipe.toml"
+            'server_rate = "auto" is chosen from model and samples, and the server of a federation '
+            "holds no samples; give a number, or take it from the recipe.toml of a run that "
+            "dpfedls run or dpfedls.train made with this model"
         )
     ledger = MemoryLedger(recipe.plan, recipe.budget)
     server = Server(
@@ -191,7 +225,13 @@ def _try_denoiser(server: Server, params: Vector) -> None:
         norm, cohort = state.clip_norm, server.plan.expected_cohort
         deviation = server.plan.noise_stddev(norm) / cohort
         zeros = Release(torch.zeros_like(params), deviation, server.layout, clip_norm=norm)
-        denoise(server.denoiser, zeros, state.memory)
+        _, memory = denoise(server.denoiser, zeros, state.memory)
+        if memory.keys() != state.memory.keys():
+            raise InputError(
+                f"denoiser = {own.name_of(server.denoiser)} remembers {names_in(memory)} after a "
+                f"release, but its start() gives {names_in(state.memory)}: such a run could not be "
+                "resumed; give all that it remembers in start(), zeros for instance"
+            )
     except InputError:
         raise
     except Exception as error:
@@ -220,12 +260,21 @@ def open_run(
         recipe = msgspec.structs.replace(recipe, chosen=kept.recipe.chosen)
         state = kept.last_state(start)
         run = Run(recipe, task, model, server, state, engine, kept, watch)
-        run.history = kept.trimmed(state.round)
+        run.history, run.unwritten = kept.trimmed(), kept.unwritten
         kept.note(_notes(run))
     except BaseException:
         kept.ledger.close()
         raise
     return run
+
+
+def _close(watcher: Watch) -> None:
+    """The run is over and kept: a watcher that cannot end its own work changes nothing in it."""
+    try:
+        getattr(watcher, "close", lambda: None)()
+    except Exception as error:
+        name = own.name_of(watcher)
+        log.error("%s failed to close (%s: %s)", name, type(error).__name__, error)
 
 
 def _notes(run: Run) -> dict[str, Any]:

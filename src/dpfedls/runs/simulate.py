@@ -23,7 +23,7 @@ from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import someone
 from dpfedls.people.samples import each
 from dpfedls.randomness import SeededStreams, SystemStreams
-from dpfedls.runs.fitting import fitted
+from dpfedls.runs.fitting import ready
 from dpfedls.runs.folder import is_free, read_recipe, require_own
 from dpfedls.runs.recipe import PYTHON, Recipe, built
 from dpfedls.runs.record import Result, Watch
@@ -86,10 +86,11 @@ def simulate(
     ranks: Workers = ALONE,
     observe: Callable[[Simulation], Simulation] = lambda simulation: simulation,
 ) -> Result:
-    """Train a task under a resolved recipe; whatever is wrong is found before a file is made.
+    """Train a task under a recipe; whatever is wrong is found before a file is made.
 
     ``observe`` is for audits: it may put instruments between the parts of the simulation.
     """
+    recipe = ready(recipe, task)
     simulation, model = prepare(recipe, task, denoiser)
     simulation = observe(simulation)
     engine = simulation.engine
@@ -106,7 +107,6 @@ def assist(ranks: Workers) -> None:
     recipe, folder = ranks.tell()
     recipe = msgspec.structs.replace(recipe, budget=None)  # rank 0 pays, and says when to stop
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
-    recipe = fitted(recipe, task)
     simulation, model = prepare(recipe, task, built(recipe.denoiser))
     ranks.begin(folder)
     state: ServerState = ranks.tell().to(next(model.parameters()).device)
@@ -117,6 +117,7 @@ def assist(ranks: Workers) -> None:
 
 def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulation, nn.Module]:
     """The simulation of a task under a recipe, and the copy of the model that it trains."""
+    recipe = ready(recipe, task)
     streams = SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
     check_model(task.model)
     model = copy.deepcopy(task.model).to(find_device(recipe.device))
@@ -169,5 +170,4 @@ def _run(recipe: Recipe, folder: Path, watch: Sequence[Watch], ranks: Workers) -
         )
     ranks.tell((recipe, folder))
     task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
-    recipe = fitted(recipe, task)
     return simulate(recipe, task, built(recipe.denoiser), folder, watch, ranks)

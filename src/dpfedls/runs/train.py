@@ -25,7 +25,7 @@ from dpfedls.people.samples import as_samples
 from dpfedls.privacy.accountants import usual_delta
 from dpfedls.privacy.accounting.search import WINDOW
 from dpfedls.privacy.plan import PrivacyPlan
-from dpfedls.runs.fitting import fitted
+from dpfedls.runs.fitting import ready
 from dpfedls.runs.folder import read_recipe
 from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
 from dpfedls.runs.record import Result, Watch
@@ -114,7 +114,7 @@ def train(
         block_size=block_size,
         evaluate_every=evaluate_every,
     )
-    watchers = [*watch, *([Progress(recipe.plan.rounds)] if progress else [])]
+    watchers = [*watch, *([Progress()] if progress else [])]
     if place is not None and (place / STATEMENT).is_file():
         log.warning("%s holds a finished run: its result is read, nothing is trained", place)
     try:
@@ -189,7 +189,7 @@ def asked(
     )
     held = None if test is None else as_samples(test, "test")
     task = Task(data, model, held, loss=loss, metrics=metrics or {}, test_from=test_from)
-    return fitted(recipe, task), task, denoiser
+    return ready(recipe, task), task, denoiser
 
 
 class _Usual(NamedTuple):

@@ -22,7 +22,6 @@ from dpfedls.errors import InputError
 from dpfedls.privacy.accounting.selection import best_of_many_epsilon
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.fitting import fitted
 from dpfedls.runs.grid import Metrics, Point, axis, described, first_metric, points, spread
 from dpfedls.runs.recipe import Recipe, built
 from dpfedls.runs.record import RoundRecord, last_metrics
@@ -226,7 +225,6 @@ def _try(trial: Trial, k: int, tell: Callable[[str, bool], None]) -> str:
                 "the task has neither validation nor test samples, so trials cannot be compared; "
                 "give it some: dpfedls.Task(…, validation=(x, y))"
             )
-        recipe = fitted(recipe, task)
         result = simulate(recipe, task, built(recipe.denoiser), None, [show])
     except InputError as error:
         trial.failed.append(f"seed {seed}: {error}")

@@ -200,8 +200,8 @@ def _log_problems(folder: Path, account: Account, state: Checkpoint | None) -> l
             f"rounds.jsonl lists {len(rounds)} rounds, but {len(account.entries)} were paid for"
         ]
     line = altered_line(heads, account.payments)
-    if line is None and state is not None and state.log_head not in ("", *heads[state.round :][:1]):
-        line = state.round
+    if line is None and state is not None and state.log_head not in ("", *heads[state.lines :][:1]):
+        line = state.lines
     if line is not None:
         return [f"rounds.jsonl was altered: up to line {line} it is not what was paid for"]
     return []

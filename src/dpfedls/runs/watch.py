@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 
 Advance = Callable[[int, str], None]
@@ -28,27 +29,32 @@ def describe(record: RoundRecord) -> str:
 class Progress:
     """A watcher that shows each round: a bar on a terminal or in a notebook, lines elsewhere."""
 
-    def __init__(self, rounds: int) -> None:
-        self._context = progress(rounds, "round")
-        self._advance = self._context.__enter__()
+    def __init__(self) -> None:
+        self._shown = ExitStack()
 
     def start(self, run: Any) -> None:
-        """What was chosen for the person, one line each."""
+        """What was chosen for the person, one line each; then the bar, as long as the run lasts."""
         for key, why in run.recipe.chosen.items():
             print(f"{key}: {why}", file=sys.stderr)
+        self._advance = self._shown.enter_context(round_progress(run.recipe))
 
     def __call__(self, record: RoundRecord) -> None:
         self._advance(record.round, describe(record))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        self._context.__exit__(None, None, None)
+        self._shown.close()
+
+
+def round_progress(recipe: Recipe) -> AbstractContextManager[Advance]:
+    """Of a run's rounds; how long deployed ones take is not told, since it follows the cohort."""
+    return progress(recipe.plan.rounds, "round", timed=recipe.mode == "simulation")
 
 
 @contextmanager
-def progress(total: int, unit: str) -> Iterator[Advance]:
+def progress(total: int, unit: str, *, timed: bool = True) -> Iterator[Advance]:
     """``advance(done, note)`` moves a bar on a terminal, prints a line now and then elsewhere."""
-    pace = Pace(total)
+    left = Pace(total).left if timed else lambda _: ""
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -64,7 +70,7 @@ def progress(total: int, unit: str) -> Iterator[Advance]:
             task = bar.add_task(unit, total=total, note="")
 
             def move(done: int, note: str) -> None:
-                bar.update(task, completed=done, note=f"{note}  {pace.left(done)}")
+                bar.update(task, completed=done, note=f"{note}  {left(done)}")
 
             yield move
         return
@@ -72,10 +78,10 @@ def progress(total: int, unit: str) -> Iterator[Advance]:
 
     def say(done: int, note: str) -> None:
         nonlocal said
-        left, now = pace.left(done), time.perf_counter()
+        ending, now = left(done), time.perf_counter()
         if done == total or now - said >= 5.0:
             said = now
-            print(f"{unit} {done}/{total}  {note}  {left}", file=sys.stderr, flush=True)
+            print(f"{unit} {done}/{total}  {note}  {ending}", file=sys.stderr, flush=True)
 
     yield say
 

@@ -16,6 +16,9 @@ from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks import own
 
+COLUMNS = ("round", "epsilon", "clip_norm", "server_rate", "seconds")
+"""What logs and reports have of every round beside its metrics: no metric may be called so."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -40,6 +43,12 @@ class Task:
             raise InputError(
                 'metrics has one called "loss", which is the name of the mean loss; choose another'
             )
+        for name in ("run", *COLUMNS):
+            if name in self.metrics:
+                raise InputError(
+                    f'metrics has one called "{name}", which logs and reports have of every round '
+                    "already; choose another name"
+                )
 
 
 TaskMaker = Callable[[int, SeededStreams], Task]
