@@ -128,11 +128,13 @@ def resume(
                 assist(workers)
                 return
             recipe = read_recipe(run)
-            if (run / STATEMENT).is_file():
+            finished = (run / STATEMENT).is_file()
+            watch = [*logging_to(log or [], run), *watching(recipe, run)]
+            result = go_on(run, watch, workers, trust=trust, settings=set_)
+            if finished:  # said now: a refusal is one line
                 said = f"{run} holds a finished run: its result is read, nothing is trained"
                 print(f"dpfedls: {one_line(said)}", file=sys.stderr)
-            watch = [*logging_to(log or [], run), *watching(recipe, run)]
-            finish(go_on(run, watch, workers, trust=trust, settings=set_), json)
+            finish(result, json)
     except KeyboardInterrupt as interrupt:
         raise stopped(run) from interrupt
 
