@@ -56,6 +56,7 @@ TITLES = {
     "mnist-many": "MNIST, logistic regression: 5,000 people of 10 images",
     "digits-logistic": "8×8 digits, logistic regression: 200 people of 7 images",
     "mnist-cnn": "MNIST, a CNN of 110,000 parameters: 1,000 people of 50 images",
+    "chitchat": "Chat messages by sender, next character, an MLP: 1,100 real people",
     "svhn-36k": "SVHN without extra, the paper's CNN: 1,000 people of 36 images, 4,000 test images",
 }
 # Accuracy at ε = 1, 2, 3, 4 and δ = 1e-5 for one image a person: Table 2 of arXiv:2311.14056.

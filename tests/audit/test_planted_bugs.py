@@ -506,28 +506,28 @@ def clipped_share_logged(patch):
 
 
 def accuracy_on_training_data(patch):
-    def metrics(real, self, state):
+    def evaluated(real, self, line):
         pairs = [self.task.data.client(j) for j in range(20)]
         x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         task = self.task
         self.task = replace(task, test=(x, y))
         try:
-            return real(self, state)
+            return real(self, line)
         finally:
             self.task = task
 
-    wrap(patch, run_module.Run, "_metrics", metrics)
+    wrap(patch, run_module.Run, "_evaluated", evaluated)
 
 
 def best_model_by_private_loss(patch):
     kept = []
 
-    def metrics(real, self, state):
-        found = real(self, state)
+    def evaluated(real, self, line):
+        found = real(self, line)
         pairs = [self.task.data.client(j) for j in range(20)]
         x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         loss = float(nn.functional.cross_entropy(self.model(x), y))
-        kept.append((loss, state.average))
+        kept.append((loss, self.state.average))
         return found
 
     def sealed(real, self, exhausted):
@@ -535,7 +535,7 @@ def best_model_by_private_loss(patch):
         self.state = replace(self.state, average=best)
         return real(self, exhausted)
 
-    wrap(patch, run_module.Run, "_metrics", metrics)
+    wrap(patch, run_module.Run, "_evaluated", evaluated)
     wrap(patch, run_module.Run, "_sealed", sealed)
 
 
