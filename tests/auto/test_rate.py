@@ -171,3 +171,12 @@ def test_made_up_inputs_have_the_shape_of_the_real_ones_and_tokens_that_the_mode
     assert MOVED < moved < MOVED_FAR
     inputs, _ = made_up(linear(784), (torch.zeros(1, 784), torch.zeros(1)))
     assert rates_on(linear(784), inputs).noise == USUAL
+
+
+def test_tokens_that_are_looked_up_are_learned_faster():
+    """Text by ε alone was 1 to 3 points better with 0.2, models of numbers were not."""
+    tokens = torch.arange(40).reshape(10, 4) % 7
+    text = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 7))
+    assert rates_on(text, tokens).learning == 0.2
+    numbers = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 7))
+    assert rates_on(numbers, tokens.float()).learning == 0.05

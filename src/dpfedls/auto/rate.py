@@ -26,6 +26,8 @@ IN_CLIP_NORMS = 0.3
 """ρ in clip norms, where the outputs have units of their own: the clip norm follows the units."""
 LEARNING_RATE, STABLE = 0.05, 0.25
 """The usual one; and the most that it may be, times the curvature of the loss in the weights."""
+LOOKED_UP = 4.0
+"""So many times the usual one where tokens are looked up: few samples move the row of a token."""
 
 
 class Rates(NamedTuple):
@@ -50,7 +52,8 @@ def rates_on(
     slope = moved.unit * moved(_LITTLE) / _LITTLE
     shape = _CROSS_ENTROPY if loss is cross_entropy else _shape(moved.outputs, loss, targets)
     bends = shape.bends * slope**2
-    learning = min(shape.usual, STABLE / bends) if bends > 0 else LEARNING_RATE
+    usual = shape.usual * (LOOKED_UP if _tokens(model) else 1.0)
+    learning = min(usual, STABLE / bends) if bends > 0 else LEARNING_RATE
     return Rates(_noise(moved) if shape.of_scores else None, float(f"{learning:.2g}"))
 
 
@@ -104,15 +107,22 @@ def _noise(moved: _Moved) -> float:
     return USUAL if moved(USUAL) > MOVED else _where(moved, MOVED, USUAL, MOST)
 
 
+def _tokens(model: nn.Module) -> list[int]:
+    """How many each of its layers knows that look tokens up."""
+    return [
+        layer.num_embeddings
+        for layer in model.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    ]
+
+
 def made_up(model: nn.Module, like: Samples) -> Samples:
     """Random inputs of the shape of these: unit scale, or any token that the model knows.
 
     Targets are zeros: of a loss only its curvature is asked for.
     """
     rng = torch.Generator().manual_seed(0)
-    words = [
-        m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
-    ]
+    words = _tokens(model)
 
     def draw(like: Tensor) -> Tensor:
         shape = (_INPUTS, *like.shape[1:])
