@@ -78,17 +78,21 @@ def test_a_falling_rate_starts_higher_than_a_constant_one():
         assert recipe.server_rate == most
 
 
+def many_people(noise):
+    return dpfedls.PrivacyPlan(
+        sampler=dpfedls.PoissonSampling(rate=0.1),
+        num_clients=10_000,
+        rounds=400,
+        clip_norm=dpfedls.AdaptiveClipping(),
+        noise_multiplier=noise,
+    )
+
+
 def test_with_little_noise_the_rate_may_be_larger_but_for_a_loss_of_ones_own():
     """People of one sample disagree: with 10,000 of them a rate of 2 hardly moves the model."""
     samples = torch.randn(9, 12, generator=RNG), torch.zeros(9, dtype=torch.long)
     for noise, linear, constant in ((1.0, 20.0, 1.0), (50.0, 2.0, 1.0)):
-        plan = dpfedls.PrivacyPlan(
-            sampler=dpfedls.PoissonSampling(rate=0.1),
-            num_clients=10_000,
-            rounds=400,
-            clip_norm=dpfedls.AdaptiveClipping(),
-            noise_multiplier=noise,
-        )
+        plan = many_people(noise)
         for schedule, most in (("linear", linear), ("constant", constant)):
             known = plan, schedule, nn.Linear(12, 3)
             chosen = rates_for(*known, cross_entropy, samples=samples, public=True)
@@ -112,13 +116,7 @@ def test_with_little_noise_the_rate_may_be_larger_but_for_a_loss_of_ones_own():
 def test_trainings_are_short_where_the_largest_rate_is_the_limit(noise, learning, rates):
     """People who differ go astray on long ways of their own; many short ones go as far."""
     samples = torch.randn(9, 12, generator=RNG), torch.zeros(9, dtype=torch.long)
-    plan = dpfedls.PrivacyPlan(
-        sampler=dpfedls.PoissonSampling(rate=0.1),
-        num_clients=10_000,
-        rounds=400,
-        clip_norm=dpfedls.AdaptiveClipping(),
-        noise_multiplier=noise,
-    )
+    plan = many_people(noise)
     chosen = rates_for(
         plan, "linear", nn.Linear(12, 3), cross_entropy,
         samples=samples, public=True, learning=learning,

@@ -116,7 +116,8 @@ def rates_for(
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
     most = MOST_RATE[schedule]
     source = "the test inputs" if public else "random inputs of unit scale"
-    gathered, steps, shorter = noise_gathered(schedule, plan, 1.0), rates.learning, ""
+    gathered, steps = noise_gathered(schedule, plan, 1.0), rates.learning
+    length = f"steps that the model tolerates on {source}"
     if rates.noise is None:
         server: ServerRate = min(most, IN_CLIP_NORMS / gathered) if gathered else most
         said = f"every weight gathers noise of {IN_CLIP_NORMS:g} clip norms in the whole run"
@@ -125,7 +126,7 @@ def rates_for(
             most = MOST_RATE_FOR_MANY
         elif most > 1 and learning and most * gathered <= rates.noise:
             most, steps = MOST_RATE_FOR_MANY, rates.learning / SHORTER
-            shorter = f", by {SHORTER:g}, and a larger server rate instead: there is little noise"
+            length = f"1/{SHORTER:g} of {length}, and a larger server rate: noise is little"
         server = NoiseRate(noise=rates.noise, at_most=most)
         said = (
             f"every weight gathers noise of {rates.noise:.2g}, the most that the model tolerates "
@@ -136,7 +137,6 @@ def rates_for(
         steps,
         {
             "server_rate": f"so large that {said}; but at most {most:g}",
-            "local.learning_rate": f"{steps:g}: steps that the model tolerates on {source}"
-            f"{shorter}; the clip norm follows their length",
+            "local.learning_rate": f"{steps:g}: {length}; the clip norm follows their length",
         },
     )
