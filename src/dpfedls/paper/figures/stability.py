@@ -102,8 +102,8 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
                 values, width = mean(line, "validation_accuracy"), 0.8 if shorter else 1.5
                 style = look(line["strength"])
                 axes.plot(line["rounds"], values, label=name, linewidth=width, **style)
-        head(axes, number, f"noise multiplier {pair[0]:g}, learning rate {pair[1]:g}")
-        axes.set(ylim=(0, 100))
+        head(axes, number, f"z = {pair[0]:g}, learning rate {pair[1]:g}")
+    panels[0].set_ylim(bottom=0)
     for axes in panels[::columns]:
         axes.set_ylabel("validation accuracy, %")
     for axes in panels[-columns:]:
