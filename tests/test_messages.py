@@ -84,6 +84,7 @@ tune synthetic --grid plan.noise_multiplier=1,2
 tune synthetic --grid server_rate=1,2 --highest accuracy --lowest loss
 tune synthetic --grid server_rate=1,2 --out best.json
 tune synthetic --grid server_rate=1,2 --price 0
+tune synthetic --grid server_rate=1,2 --jobs 0
 theory --case concave
 theory --case convex --clients 0
 reproduce table9
