@@ -80,6 +80,7 @@ sweep synthetic --grid denoiser.strenght=0,1
 sweep synthetic --grid plan.rounds=1,many
 sweep synthetic --grid plan.rounds=1,2 --seeds 0
 sweep synthetic --grid plan.rounds=1,2 --out file.txt
+tune mine.py --grid server_rate=1,2
 tune synthetic --grid plan.noise_multiplier=1,2
 tune synthetic --grid server_rate=1,2 --highest accuracy --lowest loss
 tune synthetic --grid server_rate=1,2 --out best.json

@@ -166,6 +166,7 @@ def test_the_live_table_shows_all_that_runs_at_the_moment():
         console.print(shown[-1])
         return [line.strip() for line in console.file.getvalue().splitlines()]
 
+    assert lines()[1].strip("┃").split("┃")[0].strip() == "rate"  # before the first round
     tell("rate=1 seed=0", "round 1/9", False)
     tell("rate=1 seed=1", "round 2/9", False)
     assert lines()[:2] == ["rate=1 seed=0: round 1/9", "rate=1 seed=1: round 2/9"]

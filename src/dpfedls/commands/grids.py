@@ -215,6 +215,7 @@ def _live(rows: Rows, update: Callable[[RenderableType], None]) -> Tell:
 
     under_way: dict[str, str] = {}
     below = table()
+    update(below)  # the first round may be a while away
 
     def tell(run: str, news: str, done: bool) -> None:
         nonlocal below
