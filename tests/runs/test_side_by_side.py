@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -29,7 +30,7 @@ class Act(Job):
 
 
 class Odd(Exception):
-    """Cannot be made again from its arguments, as pickle does it."""
+    """Cannot be made again from its arguments, as pickle does it; nor known everywhere."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
@@ -41,13 +42,16 @@ def act(job, watch):
         raise InputError("a wrong setting")
     if job.what == "break":
         raise Odd("this", "that")
+    if job.what == "full":
+        raise OSError(errno.ENOSPC, "no space", "somewhere")
     if job.what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if job.what == "sleep":
         time.sleep(1000)
     if job.what == "meet":  # ends only if another job runs at the same time
+        job.folder.mkdir(exist_ok=True)
         (job.folder / job.name).touch()
-        wait_until(lambda: len(list(job.folder.iterdir())) == 2)
+        wait_until(lambda: len(list(job.folder.glob("*-meet"))) == 2)
     return os.getpid()
 
 
@@ -73,26 +77,29 @@ def is_gone(group):
 
 def test_jobs_meet_and_those_that_fail_do_not_stop_the_others(tmp_path):
     seen = {}
-    jobs = acts(tmp_path, "meet", "meet", "refuse", "die", "break", "answer", "answer")
+    jobs = acts(tmp_path, "meet", "meet", "refuse", "die", "break", "full", "answer", "answer")
 
     def watch(job, pid):
         seen[job.name] = pid
 
     with SideBySide(2) as runs:
         found = {job.name: outcome for job, outcome in runs.outcomes(act, jobs, watch)}
-        again = list(runs.outcomes(act, jobs[-2:], lambda *_: None))
+        # Two meet again: there is another process in place of the one that died.
+        more = acts(tmp_path / "more", "meet", "meet")
+        again = {outcome for _, outcome in runs.outcomes(act, more, lambda *_: None)}
     assert seen.keys() == {job.name for job in jobs}
     assert os.getpid() not in seen.values()
     assert (type(found["2-refuse"]), str(found["2-refuse"])) == (InputError, "a wrong setting")
     assert isinstance(found["3-die"], ProcessLost)
     assert "killed by signal 9; if memory ran out, use fewer --jobs" in str(found["3-die"])
-    assert str(found["4-break"]) == "Odd: this and that"
+    assert repr(found["4-break"]) == "RuntimeError('Odd: this and that')"
     assert "in act\n" in found["4-break"].__notes__[0]  # where it was raised
-    assert [found[name] == seen[name] for name in ("0-meet", "1-meet", "5-answer")] == [True] * 3
+    full = found["5-full"]
+    assert (type(full), full.errno, full.filename) == (OSError, errno.ENOSPC, "somewhere")
+    assert [found[name] == seen[name] for name in ("0-meet", "1-meet", "6-answer")] == [True] * 3
     pids = set(seen.values())
-    assert len(pids) == 3  # two, and one in place of the one that died
-    assert {pid for _, pid in again} <= pids
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert again & pids  # the other one is used again
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids | again)
 
 
 @pytest.mark.parametrize("jobs", [None, 1])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,8 +14,10 @@ from dpfedls.metrics import evaluate
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import tune
+from dpfedls.runs.grid import points
 from dpfedls.runs.recipe import built
 from dpfedls.runs.simulate import simulate
+from dpfedls.runs.sweep import Made, Row
 from dpfedls.tasks.task import make_task
 
 SMALL = ["plan.num_clients=40", "plan.rounds=2"]
@@ -154,6 +157,16 @@ def test_trials_are_evaluated_on_validation_samples_and_the_best_can_be_run(dpfe
     assert f"server_rate={best.server_rate:g} seed=0: accuracy {first:.4g}" in err
     code, _, err = dpfedls(*CALL, *grid, "--out", "best.toml")
     assert (code, "must be a new file" in err) == (2, True)
+
+
+def test_seeds_stand_in_their_order_in_whichever_they_ended():
+    (point,) = points("synthetic", ["server_rate=1"])
+    first, second = {"loss": 1.0}, {"loss": 2.0}
+    trial = tune.Trial(point, {1: second, 0: first}, {3: "late", 2: "early"})
+    assert trial.metrics == [first, second]
+    assert trial.failed == ["seed 2: early", "seed 3: late"]
+    row = Row(point, {1: Made(Path("b"), second, 1.0), 0: Made(Path("a"), first, 1.0)})
+    assert row.plain()["runs"] == ["a", "b"]
 
 
 def test_the_live_table_shows_all_that_runs_at_the_moment():

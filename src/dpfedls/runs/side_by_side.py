@@ -68,9 +68,7 @@ class SideBySide:
         for worker in self._idle:
             worker.line.close()
         for worker in [*self._busy.values(), *self._idle]:
-            worker.process.join(_PATIENCE)
-            worker.process.kill()
-            worker.process.join()
+            worker.wait_for_its_end()
 
     def outcomes(
         self,
@@ -144,9 +142,14 @@ class _Worker(NamedTuple):
         its_line.close()  # else the end of the process would not end the line
         return _Worker(process, line)
 
-    def lost(self) -> ProcessLost:
-        self.line.close()
+    def wait_for_its_end(self) -> None:
+        self.process.join(_PATIENCE)
+        self.process.kill()
         self.process.join()
+        self.line.close()
+
+    def lost(self) -> ProcessLost:
+        self.wait_for_its_end()
         code = self.process.exitcode or 0
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return ProcessLost(f"its process {how}; if memory ran out, use fewer --jobs")
@@ -195,11 +198,12 @@ def _attempt_in_one_thread(work: Callable[[J, Watch], T], job: J, watch: Watch) 
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note, since only text travels; by name if it cannot."""
-    note = "".join(traceback.format_exception(error))
-    try:
-        error = pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    error.add_note(note)
-    return error
+    """The error with its traceback as a note, of a class that is known in every process."""
+    if isinstance(error, InputError):
+        sent = InputError(str(error))
+    elif isinstance(error, OSError) and type(error).__module__ == "builtins":
+        sent = error
+    else:
+        sent = RuntimeError(f"{type(error).__name__}: {error}")
+    sent.add_note("".join(traceback.format_exception(error)))
+    return sent
