@@ -40,7 +40,7 @@ class Job:
 J = TypeVar("J", bound=Job)
 T = TypeVar("T")
 Line = Any  # one end of a pipe: its type depends on the operating system
-_PATIENCE = 5.0  # seconds in which a process ends by itself
+_PATIENCE = 10.0  # seconds in which a process ends by itself; Python takes one of CPU time
 
 
 class ProcessLost(RuntimeError):
@@ -163,11 +163,15 @@ def _serve(line: Line) -> None:
     """What a process does: one job after another, until the line or its parent ends."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, KeyboardInterrupt):
+    try:
         while True:
             work, job = line.recv()
             outcome = _attempt_in_one_thread(work, job, line.send)
             line.send(_Ended(_sendable(outcome) if isinstance(outcome, Exception) else outcome))
+    except EOFError:
+        return
+    except KeyboardInterrupt:
+        os._exit(1)  # the run has closed its folder, and somebody waits
 
 
 def _end_with_parent() -> None:
