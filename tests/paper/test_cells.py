@@ -154,6 +154,21 @@ def test_runs_of_another_machine_are_read_without_its_device_or_their_weights(ma
         run_cells([PLAIN, SMOOTHED], elsewhere)
 
 
+def test_the_time_left_is_told_once_half_a_run_is_made(tmp_path, monkeypatch):
+    job = cells._job(PLAIN, 0, options(tmp_path))
+    moments = iter([0, 30, 30, 60, 60])
+    monkeypatch.setattr(cells.time, "perf_counter", lambda: next(moments))
+    said = []
+    progress = cells._Progress(said.append, 4, 0)
+    for k in (1, 2):
+        progress.round(job, cells.RoundRecord(round=k, epsilon=None))
+    name = "synthetic denoiser.strength=0 seed=0"
+    assert said == [
+        f"0/4 runs: {name}, round 1/3",
+        f"0/4 runs, about 5 min left: {name}, round 2/3",
+    ]
+
+
 def test_a_title_names_all_that_the_runs_say_they_were_trained_on(made, monkeypatch, tmp_path):
     assert data_of(made[1]) == "synthetic-logistic"
     monkeypatch.setattr(cells, "describe", lambda task, clients: f"{clients} strangers")

@@ -169,5 +169,8 @@ class _Progress:
         self.said = time.perf_counter()
         part = sum(self.parts.values())
         here = self.done - self.before + part
-        left = (self.said - self.began) / here * (self.total - self.done - part)
-        self.say(f"{self.done}/{self.total} runs, about {duration(left)} left: {note}")
+        left = ""
+        if here >= 0.5:  # before that it would tell how long processes take to start
+            seconds = (self.said - self.began) / here * (self.total - self.done - part)
+            left = f", about {duration(seconds)} left"
+        self.say(f"{self.done}/{self.total} runs{left}: {note}")
