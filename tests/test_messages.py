@@ -80,10 +80,12 @@ sweep synthetic --grid denoiser.strenght=0,1
 sweep synthetic --grid plan.rounds=1,many
 sweep synthetic --grid plan.rounds=1,2 --seeds 0
 sweep synthetic --grid plan.rounds=1,2 --out file.txt
+tune mine.py --grid server_rate=1,2
 tune synthetic --grid plan.noise_multiplier=1,2
 tune synthetic --grid server_rate=1,2 --highest accuracy --lowest loss
 tune synthetic --grid server_rate=1,2 --out best.json
 tune synthetic --grid server_rate=1,2 --price 0
+tune synthetic --grid server_rate=1,2 --jobs 0
 theory --case concave
 theory --case convex --clients 0
 reproduce table9

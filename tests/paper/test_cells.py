@@ -78,7 +78,8 @@ def test_an_item_names_what_made_its_runs_not_what_collects_them(tmp_path, monke
         if log.round == 2:
             raise RuntimeError
 
-    assert cells._attempt(cells._job(PLAIN, 0, options(tmp_path)), stop) is not None
+    with pytest.raises(RuntimeError):
+        cells._make(cells._job(PLAIN, 0, options(tmp_path)), stop)
     monkeypatch.setattr(provenance, "commit", lambda: "second")
     found = run_cells([PLAIN, SMOOTHED], options(tmp_path, seeds=1))
     noted = [[(o.commit, o.since) for o in run.origins] for (run,) in found]
@@ -98,14 +99,13 @@ def test_an_item_names_what_made_its_runs_not_what_collects_them(tmp_path, monke
         assert provenance.read_origins(notes.parent)[0].commit == "not noted"
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_cannot_start_does_not_stop_the_others(made, tmp_path, jobs):
+def test_a_run_that_cannot_start_does_not_stop_the_others(made, tmp_path):
     """And several at a time give the same bits as one after the other."""
     said = []
     with pytest.raises(InputError, match=r"1 of 3 runs failed.*task=nothing seed=0: unknown task"):
         run_cells(
             [PLAIN, Cell("synthetic", ("task=nothing",)), SMOOTHED],
-            options(tmp_path, seeds=1, jobs=jobs, say=said.append),
+            options(tmp_path, seeds=1, jobs=2, say=said.append),
         )
     assert sum("FAILED" in line for line in said) == 1
     assert said[-1].startswith("3/3 runs, about 0 s left: ")
@@ -154,6 +154,21 @@ def test_runs_of_another_machine_are_read_without_its_device_or_their_weights(ma
         run_cells([PLAIN, SMOOTHED], elsewhere)
 
 
+def test_the_time_left_is_told_once_half_a_run_is_made(tmp_path, monkeypatch):
+    job = cells._job(PLAIN, 0, options(tmp_path))
+    moments = iter([0, 30, 30, 60, 60])
+    monkeypatch.setattr(cells.time, "perf_counter", lambda: next(moments))
+    said = []
+    progress = cells._Progress(said.append, 4, 0)
+    for k in (1, 2):
+        progress.round(job, cells.RoundRecord(round=k, epsilon=None))
+    name = "synthetic denoiser.strength=0 seed=0"
+    assert said == [
+        f"0/4 runs: {name}, round 1/3",
+        f"0/4 runs, about 5 min left: {name}, round 2/3",
+    ]
+
+
 def test_a_title_names_all_that_the_runs_say_they_were_trained_on(made, monkeypatch, tmp_path):
     assert data_of(made[1]) == "synthetic-logistic"
     monkeypatch.setattr(cells, "describe", lambda task, clients: f"{clients} strangers")
@@ -163,14 +178,13 @@ def test_a_title_names_all_that_the_runs_say_they_were_trained_on(made, monkeypa
 
 
 def test_all_seeds_of_a_lower_rank_are_run_first(tmp_path, monkeypatch):
-    taken = []
-    outcomes = cells._outcomes
+    taken, make = [], cells._make
 
-    def noted(jobs, *rest):
-        taken.extend((job.rank, job.recipe.seed, job.recipe.denoiser.strength) for job in jobs)
-        return outcomes(jobs, *rest)
+    def noted(job, watch):
+        taken.append((job.rank, job.recipe.seed, job.recipe.denoiser.strength))
+        return make(job, watch)
 
-    monkeypatch.setattr(cells, "_outcomes", noted)
+    monkeypatch.setattr(cells, "_make", noted)
     later = Cell(PLAIN.recipe, PLAIN.settings, rank=1)
     found = run_cells([later, SMOOTHED], options(tmp_path))
     assert taken == [(0, 0, 2.0), (0, 1, 2.0), (1, 0, 0.0), (1, 1, 0.0)]

@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dpfedls import InputError
-from dpfedls.commands.grids import _behind
+from dpfedls.commands.grids import _behind, _live
 from dpfedls.metrics import evaluate
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs import tune
+from dpfedls.runs.grid import points
 from dpfedls.runs.recipe import built
 from dpfedls.runs.simulate import simulate
+from dpfedls.runs.sweep import Made, Row
 from dpfedls.tasks.task import make_task
 
 SMALL = ["plan.num_clients=40", "plan.rounds=2"]
@@ -26,11 +31,11 @@ def quiet(*_):
 def pretend(monkeypatch, metrics_of):
     """Trials that train nothing: their metrics by clip norm and seed."""
 
-    def attempt(trial, k, tell):
-        found = metrics_of(trial.point.recipe.plan.clip_norm, k)
-        trial.failed += ["seed: it fails"] if found is None else []
-        trial.metrics += [] if found is None else [found]
-        return "validation"
+    def attempt(job, watch):
+        found = metrics_of(job.recipe.plan.clip_norm, job.recipe.seed)
+        if found is None:
+            raise InputError("it fails")
+        return "validation", found
 
     monkeypatch.setattr(tune, "_try", attempt)
     return tune.trials_for("synthetic", ["plan.clip_norm=1,2,3,4,5,6,7,8"], SMALL)
@@ -94,7 +99,7 @@ def test_a_metric_that_is_not_there_and_trials_that_all_fail(monkeypatch):
     assert sum(len(trial.metrics) for trial in trials) == 1  # nobody waits for all trials first
     for metrics in (lambda norm, k: None, lambda norm, k: None if k else {"accuracy": norm}):
         trials = pretend(monkeypatch, metrics)  # all at once; or the better ones with more seeds
-        with pytest.raises(InputError, match="failed; the first one: seed: it fails"):
+        with pytest.raises(InputError, match=r"failed; the first one: seed \d: it fails"):
             tune.tune(trials, 2, tune.Goal(), quiet)
 
 
@@ -152,6 +157,37 @@ def test_trials_are_evaluated_on_validation_samples_and_the_best_can_be_run(dpfe
     assert f"server_rate={best.server_rate:g} seed=0: accuracy {first:.4g}" in err
     code, _, err = dpfedls(*CALL, *grid, "--out", "best.toml")
     assert (code, "must be a new file" in err) == (2, True)
+
+
+def test_seeds_stand_in_their_order_in_whichever_they_ended():
+    (point,) = points("synthetic", ["server_rate=1"])
+    first, second = {"loss": 1.0}, {"loss": 2.0}
+    trial = tune.Trial(point, {1: second, 0: first}, {3: "late", 2: "early"})
+    assert trial.metrics == [first, second]
+    assert trial.failed == ["seed 2: early", "seed 3: late"]
+    row = Row(point, {1: Made(Path("b"), second, 1.0), 0: Made(Path("a"), first, 1.0)})
+    assert row.plain()["runs"] == ["a", "b"]
+
+
+def test_the_live_table_shows_all_that_runs_at_the_moment():
+    rows = [{"settings": {"rate": 1}, "seeds": 0, "failed": [], "metrics": {}, "epsilon": 2.0}]
+    shown = []
+    tell = _live(lambda: rows, shown.append)
+
+    def lines():
+        console = Console(width=60, file=StringIO())
+        console.print(shown[-1])
+        return [line.strip() for line in console.file.getvalue().splitlines()]
+
+    assert lines()[1].strip("┃").split("┃")[0].strip() == "rate"  # before the first round
+    tell("rate=1 seed=0", "round 1/9", False)
+    tell("rate=1 seed=1", "round 2/9", False)
+    assert lines()[:2] == ["rate=1 seed=0: round 1/9", "rate=1 seed=1: round 2/9"]
+    rows[0] |= {"seeds": 1, "metrics": {"loss": {"mean": 0.25, "std": None}}}
+    tell("rate=1 seed=0", "loss 0.25", True)
+    tell("rate=1 seed=1", "round 3/9", False)
+    assert lines()[0] == "rate=1 seed=1: round 3/9"
+    assert [cell.strip() for cell in lines()[4].strip("│").split("│")] == ["1", "1", "2", "0.25"]
 
 
 def test_a_task_without_validation_samples_says_so(dpfedls):

@@ -16,7 +16,9 @@ from dpfedls.commands.output import Json, answer, shown
 from dpfedls.errors import InputError, Stopped, require_finite
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
+
+    from dpfedls.runs.grid import Tell
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name, or a path that ends in .toml.")]
 Grid = Annotated[
@@ -27,8 +29,25 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a key of every run: --set plan.rounds=10. May be repeated."),
 ]
-Show = Callable[[list[dict[str, Any]], str, bool], None]
-"""``show(rows, news, done)``."""
+
+
+def check_jobs(jobs: int | None) -> int | None:
+    """Of every command that has --jobs."""
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs must be at least 1, got {jobs}; 1 makes runs one by one")
+    return jobs
+
+
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        callback=check_jobs,
+        help="Runs at a time, each in a process and, on cpu, a thread of its own. "
+        "If absent: one by one, with all cores.",
+    ),
+]
+Rows = Callable[[], list[dict[str, Any]]]
+"""The table as it stands."""
 
 
 def sweep(
@@ -38,20 +57,21 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Folder for all runs; those that are in it are used again.")
     ] = None,
+    jobs: Jobs = None,
     set_: Set = None,
     json: Json = False,
 ) -> None:
     """Run every combination of some settings with every seed; table, CSV and comparison report."""
     from dpfedls.auditing.diagnostics import watchers
+    from dpfedls.runs import sweep as sweeping
     from dpfedls.runs.grid import points
-    from dpfedls.runs.sweep import sweep as run_sweep
 
     _check_seeds(seeds)
-    found = points(recipe, grid, set_ or [])
+    rows = [sweeping.Row(point) for point in points(recipe, grid, set_ or [])]
     folder = out or Path("runs") / f"sweep-{Path(recipe).stem}"
-    with _showing("the same command goes on from here") as show:
-        tell = lambda rows, news, done: show([row.plain() for row in rows], news, done)  # noqa: E731
-        result = run_sweep(found, seeds, folder, tell, watchers)
+    table = lambda: [row.plain() for row in rows]  # noqa: E731
+    with _showing(table, "the same command goes on from here") as tell:
+        result = sweeping.sweep(rows, seeds, folder, tell, watchers, jobs)
     lines = [*_lines(result["rows"]), "", result["note"]]
     lines += [f"csv: {result['csv']}", f"report: {result['report']}"]
     answer(result, json, "\n".join(lines))
@@ -76,6 +96,7 @@ def tune(
         typer.Option(help="Also what choosing on people's own data costs, with so many runs."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the best recipe here: NAME.toml.")] = None,
+    jobs: Jobs = None,
     set_: Set = None,
     json: Json = False,
 ) -> None:
@@ -92,9 +113,9 @@ def tune(
         raise InputError(f"--out {out} must be a new file that ends in .toml; nothing was touched")
     trials = tuning.trials_for(recipe, grid, set_ or [])
     goal = tuning.Goal(highest or lowest, highest=not lowest)
-    with _showing("trials are not kept") as show:
-        tell = lambda some, news, done: show([t.plain() for t in some], news, done)  # noqa: E731
-        result = tuning.tune(trials, seeds, goal, tell)
+    table = lambda: [trial.plain() for trial in trials]  # noqa: E731
+    with _showing(table, "trials are not kept") as tell:
+        result = tuning.tune(trials, seeds, goal, tell, jobs)
         if price is not None:
             result["price"] = tuning.price(trials, price)
     result["recipe"] = None if out is None else str(out)
@@ -152,7 +173,7 @@ def _check_seeds(seeds: int) -> None:
 
 
 @contextmanager
-def _showing(after: str) -> Iterator[Show]:
+def _showing(rows: Rows, after: str) -> Iterator[Tell]:
     """A live table on a terminal; elsewhere a line for each run, and now and then for a round."""
     try:
         if sys.stderr.isatty():
@@ -160,33 +181,52 @@ def _showing(after: str) -> Iterator[Show]:
             from rich.live import Live
 
             with Live(console=Console(stderr=True), refresh_per_second=4) as live:
-                yield lambda rows, news, _: live.update(_live(rows, news))
+                yield _live(rows, live.update)
         else:
             yield _plain_lines()
     except KeyboardInterrupt as interrupt:
         raise Stopped(f"stopped; {after}") from interrupt
 
 
-def _plain_lines() -> Show:
+def _plain_lines() -> Tell:
     said = time.perf_counter()
 
-    def show(_: list[dict[str, Any]], news: str, done: bool) -> None:
+    def tell(run: str, news: str, done: bool) -> None:
         nonlocal said
         if done or time.perf_counter() - said > 10:
             said = time.perf_counter()
-            print(news, file=sys.stderr, flush=True)
+            print(f"{run}: {news}", file=sys.stderr, flush=True)
 
-    return show
+    return tell
 
 
-def _live(rows: Sequence[dict[str, Any]], news: str) -> Table:
+def _live(rows: Rows, update: Callable[[RenderableType], None]) -> Tell:
+    """What runs now, and below it the table: a long one is cut at the end of the terminal."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    header, cells = _cells(rows)
-    table = Table(*header, caption=news)
-    for line in cells:
-        table.add_row(*line)
-    return table
+    def table() -> Table:
+        header, cells = _cells(rows())
+        made = Table(*header)
+        for line in cells:
+            made.add_row(*line)
+        return made
+
+    under_way: dict[str, str] = {}
+    below = table()
+    update(below)  # the first round may be a while away
+
+    def tell(run: str, news: str, done: bool) -> None:
+        nonlocal below
+        under_way[run] = news
+        above = "\n".join(f"{run}: {news}" for run, news in under_way.items())
+        if done:
+            del under_way[run]
+            below = table()
+        update(Group(Text(above), below))
+
+    return tell
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from dpfedls.commands.grids import check_jobs
 from dpfedls.commands.output import Json, answer
 from dpfedls.errors import InputError
 from dpfedls.paper.item import Item, Options, RunsFailed
@@ -28,7 +29,10 @@ def reproduce(
     ] = Path("runs/reproduce"),
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time; as many as cores on cpu, else 1.")
+        int | None,
+        typer.Option(
+            callback=check_jobs, help="Runs at a time; if absent: as many as cores on cpu, else 1."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -49,8 +53,6 @@ def reproduce(
     if seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {seeds}; the paper averages over 3")
     at_once = ((os.cpu_count() or 1) if device == "cpu" else 1) if jobs is None else jobs
-    if at_once < 1:
-        raise InputError(f"--jobs must be at least 1, got {at_once}; 1 makes runs one by one")
     made: list[Item] = []
     failed: dict[str, Exception] = {}
     with _saying() as say:

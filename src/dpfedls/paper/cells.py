@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import torch
 from msgspec.structs import replace
 
 from dpfedls.auditing.diagnostics import read_diagnostics, watchers
@@ -27,6 +22,7 @@ from dpfedls.runs import recipe as recipes
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord, Watch, summary
+from dpfedls.runs.side_by_side import Job, SideBySide
 from dpfedls.runs.simulate import find_device, resume, start
 
 log = logging.getLogger("dpfedls")
@@ -52,16 +48,10 @@ class Run:
     origins: list[Origin]  # what made it
 
 
-class _Job(NamedTuple):
-    name: str
+@dataclass(frozen=True)
+class _Job(Job):
     folder: Path
-    recipe: Recipe
     rank: int
-
-
-class _Failure(NamedTuple):
-    message: str
-    by_input: bool
 
 
 def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
@@ -81,11 +71,14 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
     if waiting:  # runs that came from another machine are read where its device is not
         find_device(options.device)
     progress = _Progress(options.say, len(jobs), len(jobs) - len(waiting))
-    failures = {}
-    for job, failure in _outcomes(waiting, options.jobs, progress.round):
-        if failure is not None:
-            failures[job.name] = failure
-        progress.finished(job, failed=failure is not None)
+    failures: dict[str, Exception] = {}
+    with SideBySide(options.jobs) as runs:
+        for job, failure in runs.outcomes(_make, waiting, progress.round):
+            if failure is not None:
+                failures[job.name] = failure
+                if not isinstance(failure, InputError):
+                    log.error("%s failed", job.name, exc_info=failure)
+            progress.finished(job, failed=failure is not None)
     if failures:
         raise _explained(failures, len(jobs))
     return [[read_run(job.folder) for job in row] for row in wanted]
@@ -109,7 +102,7 @@ def read_run(folder: Path) -> Run:
 def _job(cell: Cell, seed: int, options: Options) -> _Job:
     recipe = resolve(cell, seed, options)
     folder = options.out / "runs" / f"{Path(cell.recipe).stem}-{recipes.fingerprint(recipe)}"
-    return _Job(" ".join([cell.recipe, *cell.settings, f"seed={seed}"]), folder, recipe, cell.rank)
+    return _Job(" ".join([cell.recipe, *cell.settings, f"seed={seed}"]), recipe, folder, cell.rank)
 
 
 def _is_finished(folder: Path) -> bool:
@@ -117,25 +110,7 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "privacy.json").is_file()
 
 
-def _outcomes(
-    jobs: list[_Job], at_once: int, watch: Callable[[_Job, RoundRecord], None]
-) -> Iterator[tuple[_Job, _Failure | None]]:
-    """Each job as it ends; one at a time in this process, more in processes of their own."""
-    if min(at_once, len(jobs)) < 2:
-        for job in jobs:
-            yield job, _attempt(job, partial(watch, job))
-        return
-    pool = ProcessPoolExecutor(at_once, get_context("spawn"), _die_quietly)
-    try:
-        futures = {pool.submit(_attempt, job): job for job in jobs}
-        for future in as_completed(futures):
-            died = future.exception()
-            yield futures[future], _Failure(str(died), False) if died else future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
+def _make(job: _Job, watch: Watch) -> None:
     unsigned, clients = True, job.recipe.plan.num_clients
 
     def noted(line: RoundRecord) -> None:
@@ -146,33 +121,20 @@ def _attempt(job: _Job, watch: Watch = lambda _: None) -> _Failure | None:
             unsigned = False
         watch(line)
 
-    try:
-        if job.recipe.device == "cpu":  # threads would only wait for each other, and jobs for them
-            torch.set_num_threads(1)
-        watching = [*watchers(job.recipe, job.folder), noted]
-        if is_free(job.folder):
-            start(job.recipe, job.folder, watching)
-        else:
-            resume(job.folder, watching)
-    except InputError as error:
-        return _Failure(str(error), by_input=True)
-    except Exception as error:
-        log.exception("%s failed", job.name)
-        return _Failure(f"{type(error).__name__}: {error}", by_input=False)
-    return None
+    watching = [*watchers(job.recipe, job.folder), noted]
+    if is_free(job.folder):
+        start(job.recipe, job.folder, watching)
+    else:
+        resume(job.folder, watching)
 
 
-def _die_quietly() -> None:
-    """Ctrl-C ends a worker at once: every released round is on disk."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _explained(failures: dict[str, _Failure], total: int) -> Exception:
+def _explained(failures: dict[str, Exception], total: int) -> Exception:
     """One line: how many, and the first by name; wrong input where they all were that."""
     name, first = next(iter(failures.items()))
-    kind = InputError if all(f.by_input for f in failures.values()) else RunsFailed
+    kind = InputError if all(isinstance(f, InputError) for f in failures.values()) else RunsFailed
+    what = str(first) if isinstance(first, InputError) else f"{type(first).__name__}: {first}"
     counted = f"{len(failures)} of {total} runs failed, the others are finished and kept"
-    return kind(f"{counted}; {name}: {first.message}")
+    return kind(f"{counted}; {name}: {what}")
 
 
 @dataclass
@@ -182,6 +144,7 @@ class _Progress:
     say: Callable[[str], None]
     total: int
     done: int
+    parts: dict[str, float] = field(default_factory=dict)  # of the runs under way, by name
 
     def __post_init__(self) -> None:
         self.before, self.began = self.done, time.perf_counter()
@@ -192,16 +155,22 @@ class _Progress:
     def finished(self, job: _Job, failed: bool) -> None:
         """Say that a run ended."""
         self.done += 1
-        self._say(0.0, f"{job.name}{' FAILED' if failed else ''}")
+        self.parts.pop(job.name, None)
+        self._say(f"{job.name}{' FAILED' if failed else ''}")
 
     def round(self, job: _Job, line: RoundRecord) -> None:
         """Say now and then how far a long run is."""
+        rounds = job.recipe.plan.rounds
+        self.parts[job.name] = line.round / rounds
         if time.perf_counter() - self.said > 10:
-            rounds = job.recipe.plan.rounds
-            self._say(line.round / rounds, f"{job.name}, round {line.round}/{rounds}")
+            self._say(f"{job.name}, round {line.round}/{rounds}")
 
-    def _say(self, part: float, note: str) -> None:
+    def _say(self, note: str) -> None:
         self.said = time.perf_counter()
+        part = sum(self.parts.values())
         here = self.done - self.before + part
-        left = (self.said - self.began) / here * (self.total - self.done - part)
-        self.say(f"{self.done}/{self.total} runs, about {duration(left)} left: {note}")
+        left = ""
+        if here >= 0.5:  # before that it would tell how long processes take to start
+            seconds = (self.said - self.began) / here * (self.total - self.done - part)
+            left = f", about {duration(seconds)} left"
+        self.say(f"{self.done}/{self.total} runs{left}: {note}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -13,8 +13,12 @@ from typing import Any
 from dpfedls.errors import InputError
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.record import RoundRecord
+from dpfedls.runs.side_by_side import Job
 
 Metrics = dict[str, float | None]
+Tell = Callable[[str, str, bool], None]
+"""``tell(run, news, done)`` after every round of a run; ``done`` when it has ended."""
 # Commas inside brackets, braces and quotes belong to a value.
 _VALUE = r"""(?:[^,"'\[\]{}]|"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\})+"""
 
@@ -86,6 +90,11 @@ def spread(runs: Sequence[Metrics]) -> dict[str, dict[str, float | None]]:
 def described(metrics: Metrics) -> str:
     """The metrics of a run in a few words."""
     return ", ".join(f"{key} {value:.4g}" for key, value in metrics.items() if value is not None)
+
+
+def tell_round(tell: Tell, job: Job, line: RoundRecord) -> None:
+    """How far a run is."""
+    tell(job.name, f"round {line.round}/{job.recipe.plan.rounds}", False)
 
 
 def first_metric(metrics: dict[str, Any]) -> str | None:

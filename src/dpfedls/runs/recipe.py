@@ -240,7 +240,10 @@ def table(source: str) -> dict[str, Any]:
     path = Path(source)
     if not source.endswith(".toml"):
         if source not in names():
-            raise unknown("recipe", source, names())
+            own_file = (
+                'a recipe is a .toml file; in it, task = "./file.py:make" names your own task'
+            )
+            raise unknown("recipe", source, names(), own_file if source.endswith(".py") else "")
         text = _folder().joinpath(f"{source}.toml").read_text(encoding="utf-8")
     elif path.is_file():
         text = _read_text(path)

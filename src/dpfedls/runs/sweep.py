@@ -1,8 +1,4 @@
-"""``dpfedls sweep``: every combination of a grid with every seed, each a run folder of its own.
-
-Runs follow one another: training uses all cores already, and two processes side by side gained
-little and took longer to start.
-"""
+"""``dpfedls sweep``: every combination of a grid with every seed, each a run folder of its own."""
 
 from __future__ import annotations
 
@@ -11,8 +7,9 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,9 +18,10 @@ from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.compare import compare
 from dpfedls.runs.curves import plain_text
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds, require_folder
-from dpfedls.runs.grid import Metrics, Point, described, spread
+from dpfedls.runs.grid import Metrics, Point, Tell, described, spread, tell_round
 from dpfedls.runs.recipe import Recipe, fingerprint
-from dpfedls.runs.record import RoundRecord, Watch, last_metrics
+from dpfedls.runs.record import Watch, last_metrics
+from dpfedls.runs.side_by_side import Job, ProcessLost, SideBySide
 from dpfedls.runs.simulate import resume, start
 
 NOTE = (
@@ -32,37 +30,57 @@ NOTE = (
 )
 
 
+class Made(NamedTuple):
+    """What a run came to."""
+
+    folder: Path
+    metrics: Metrics
+    epsilon: float | None  # null without noise
+
+
 @dataclass
 class Row:
-    """A point of the grid and what its seeds came to so far."""
+    """A point of the grid and what its seeds came to so far, in whichever order they ended."""
 
     point: Point
-    runs: list[Path] = field(default_factory=list)
-    metrics: list[Metrics] = field(default_factory=list)
-    spent: list[float | None] = field(default_factory=list)  # ε of each run, null without noise
-    failed: list[str] = field(default_factory=list)
+    made: dict[int, Made] = field(default_factory=dict)  # by seed
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> list[Made]:
+        """Those that were made, in the order of seeds."""
+        return [self.made[seed] for seed in sorted(self.made)]
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
-        finite = [spent for spent in self.spent if spent is not None]
+        finite = [run.epsilon for run in self.runs if run.epsilon is not None]
         return {
             "settings": self.point.settings,
-            "metrics": spread(self.metrics),
-            "epsilon": max(finite, default=None) if len(finite) == len(self.spent) else None,
+            "metrics": spread([run.metrics for run in self.runs]),
+            "epsilon": max(finite, default=None) if len(finite) == len(self.made) else None,
             "delta": self.point.recipe.plan.delta,
-            "runs": [str(run) for run in self.runs],
-            "failed": self.failed,
+            "runs": [str(run.folder) for run in self.runs],
+            "failed": [f"seed {seed}: {self.errors[seed]}" for seed in sorted(self.errors)],
         }
 
 
-Tell = Callable[[list[Row], str, bool], None]
-"""``tell(rows, news, done)`` after every round; ``done`` when the news is that a run has ended."""
+@dataclass(frozen=True)
+class _Run(Job):
+    row: Row
+    folder: Path
+
+
 Watchers = Callable[[Recipe, Path], Sequence[Watch]]
 """Who else watches each run; also closed with it."""
 
 
 def sweep(
-    points: Sequence[Point], seeds: int, out: Path, tell: Tell, watchers: Watchers
+    rows: Sequence[Row],
+    seeds: int,
+    out: Path,
+    tell: Tell,
+    watchers: Watchers,
+    jobs: int | None = None,
 ) -> dict[str, Any]:
     """Make the runs that are not in ``out`` yet; rows, CSV file and a page that compares them.
 
@@ -70,48 +88,56 @@ def sweep(
     does not stop the others.
     """
     require_folder(out)
-    rows = [Row(point) for point in points]
-    for k in range(seeds):  # seed by seed: the whole table is there early
-        for row in rows:
-            _make(row, k, out, lambda news, done: tell(rows, news, done), watchers)
-    folders = [folder for row in rows for folder in row.runs]
+    # Seed by seed: the whole table is there early.
+    every = [_run(row, k, out) for k in range(seeds) for row in rows]
+    waiting = []
+    for run in every:
+        if (run.folder / "privacy.json").is_file():
+            _take(run, None, tell)
+        else:
+            waiting.append(run)
+    with SideBySide(jobs) as runs:
+        work = partial(_make, watchers)
+        for run, failure in runs.outcomes(work, waiting, partial(tell_round, tell)):
+            _take(run, failure, tell)
+    folders = [run.folder for row in rows for run in row.runs]
+    answer = [row.plain() for row in rows]
     if not folders:
-        raise InputError(f"all runs failed; the first one: {rows[0].failed[0]}")
+        raise InputError(f"all runs failed; the first one: {answer[0]['failed'][0]}")
     table, report = out / "sweep.csv", out / "report.html"
     write_whole(table, as_csv(rows).encode())
     compare(folders, report)
-    answer = [row.plain() for row in rows]
     return {"rows": answer, "csv": str(table), "report": str(report), "seeds": seeds, "note": NOTE}
 
 
-def _make(
-    row: Row, k: int, out: Path, tell: Callable[[str, bool], None], watchers: Watchers
-) -> None:
-    """Run one point with its k-th seed, go on with it, or read what it came to."""
+def _run(row: Row, k: int, out: Path) -> _Run:
     recipe = replace(row.point.recipe, seed=row.point.recipe.seed + k)
-    folder = out / folder_name(row.point, recipe)
     name = f"{row.point.label} seed={recipe.seed}"
+    return _Run(name, recipe, row, out / folder_name(row.point, recipe))
 
-    def show(record: RoundRecord) -> None:
-        tell(f"{name}: round {record.round}/{recipe.plan.rounds}", False)
 
-    try:
-        if not (folder / "privacy.json").is_file():
-            watch = [*watchers(recipe, folder), show]
-            if is_free(folder):
-                start(recipe, folder, watch)
-            else:
-                _check_code(recipe, folder)
-                resume(folder, watch, trust=True)
-    except InputError as error:
-        row.failed.append(f"seed {recipe.seed}: {error}")
-        tell(f"{name}: failed: {error}", True)
+def _make(watchers: Watchers, run: _Run, watch: Watch) -> None:
+    """Run one point with one seed, or go on with it."""
+    watching = [*watchers(run.recipe, run.folder), watch]
+    if is_free(run.folder):
+        start(run.recipe, run.folder, watching)
+    else:
+        _check_code(run.recipe, run.folder)
+        resume(run.folder, watching, trust=True)
+
+
+def _take(run: _Run, failure: Exception | None, tell: Tell) -> None:
+    """Read what a run came to, or keep why it failed."""
+    if isinstance(failure, InputError | ProcessLost):
+        run.row.errors[run.recipe.seed] = str(failure)
+        tell(run.name, f"failed: {failure}", True)
         return
-    rounds = read_rounds(folder)
-    row.runs.append(folder)
-    row.metrics.append(last_metrics(rounds))
-    row.spent.append(rounds[-1].epsilon if rounds else 0.0)
-    tell(f"{name}: {described(row.metrics[-1])}", True)
+    if failure is not None:
+        raise failure
+    rounds = read_rounds(run.folder)
+    made = Made(run.folder, last_metrics(rounds), rounds[-1].epsilon if rounds else 0.0)
+    run.row.made[run.recipe.seed] = made
+    tell(run.name, described(made.metrics), True)
 
 
 def folder_name(point: Point, recipe: Recipe) -> str:

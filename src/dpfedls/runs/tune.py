@@ -9,10 +9,10 @@ mean is known. All trials of a rung have the same seeds, hence the same cohorts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -22,9 +22,20 @@ from dpfedls.errors import InputError
 from dpfedls.privacy.accounting.selection import best_of_many_epsilon
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
-from dpfedls.runs.grid import Metrics, Point, axis, described, first_metric, points, spread
+from dpfedls.runs.grid import (
+    Metrics,
+    Point,
+    Tell,
+    axis,
+    described,
+    first_metric,
+    points,
+    spread,
+    tell_round,
+)
 from dpfedls.runs.recipe import Recipe, built
-from dpfedls.runs.record import RoundRecord, last_metrics
+from dpfedls.runs.record import Watch, last_metrics
+from dpfedls.runs.side_by_side import Job, ProcessLost, SideBySide
 from dpfedls.runs.simulate import simulate
 from dpfedls.tasks.task import make_task
 
@@ -38,11 +49,21 @@ _PROMISE = ("plan", "plan.noise_multiplier", "plan.delta", "plan.num_clients", "
 
 @dataclass
 class Trial:
-    """A point of the grid and what its seeds came to so far."""
+    """A point of the grid and what its seeds came to so far, in whichever order they ended."""
 
     point: Point
-    metrics: list[Metrics] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    found: dict[int, Metrics] = field(default_factory=dict)  # by seed
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> list[Metrics]:
+        """Of the seeds that were trained, in their order."""
+        return [self.found[seed] for seed in sorted(self.found)]
+
+    @property
+    def failed(self) -> list[str]:
+        """What went wrong, in the order of seeds."""
+        return [f"seed {seed}: {self.errors[seed]}" for seed in sorted(self.errors)]
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -95,8 +116,9 @@ class Goal:
         return [-math.inf if value is None else sign * value for value in found]
 
 
-Tell = Callable[[list[Trial], str, bool], None]
-"""``tell(trials, news, done)`` after every round; ``done`` when a trial has ended."""
+@dataclass(frozen=True)
+class _Attempt(Job):
+    trial: Trial
 
 
 def trials_for(source: str, grid: Sequence[str], settings: Sequence[str]) -> list[Trial]:
@@ -123,20 +145,23 @@ def trials_for(source: str, grid: Sequence[str], settings: Sequence[str]) -> lis
     return trials
 
 
-def tune(trials: Sequence[Trial], most_seeds: int, goal: Goal, tell: Tell) -> dict[str, Any]:
+def tune(
+    trials: Sequence[Trial], most_seeds: int, goal: Goal, tell: Tell, jobs: int | None = None
+) -> dict[str, Any]:
     """The best trial by successive halving over seeds: 1, 2, 4, …; the better half goes on."""
     alive, seeds, evaluated_on = list(trials), 1, ""
-    while True:
-        for trial in alive:
-            for k in range(len(trial.metrics), 0 if trial.failed else seeds):
-                evaluated_on = _try(trial, k, lambda news, done: tell(list(trials), news, done))
-                goal.score(trial)  # so that a metric which is not there is said at once
-        alive.sort(key=goal.score, reverse=True)  # stable: of equals the first in the grid
-        if seeds >= most_seeds:
-            break
-        # Two at least: the winner is compared with somebody at the full number of seeds.
-        alive = alive[: max(2, math.ceil(len(alive) / 2))]
-        seeds = min(2 * seeds, most_seeds)
+    with SideBySide(jobs) as runs:
+        while True:
+            rung = [attempt for trial in alive for attempt in _attempts(trial, seeds)]
+            for job, outcome in runs.outcomes(_try, rung, partial(tell_round, tell)):
+                evaluated_on = _take(job, outcome, tell) or evaluated_on
+                goal.score(job.trial)  # so that a metric which is not there is said at once
+            alive.sort(key=goal.score, reverse=True)  # stable: of equals the first in the grid
+            if seeds >= most_seeds:
+                break
+            # Two at least: the winner is compared with somebody at the full number of seeds.
+            alive = alive[: max(2, math.ceil(len(alive) / 2))]
+            seeds = min(2 * seeds, most_seeds)
     if alive[0].failed:
         first = next(trial for trial in trials if trial.failed)
         raise InputError(f"all trials that were left failed; the first one: {first.failed[0]}")
@@ -205,31 +230,43 @@ def _check_proxy(recipe: Recipe) -> None:
         )
 
 
-def _try(trial: Trial, k: int, tell: Callable[[str, bool], None]) -> str:
-    """Train a trial with its k-th seed, in memory; on which samples it was evaluated."""
-    seed, rounds = trial.point.recipe.seed + k, trial.point.recipe.plan.rounds
-    name, on = f"{trial.point.label} seed={seed}", ""
+def _attempts(trial: Trial, seeds: int) -> list[_Attempt]:
+    """The runs that a trial lacks to have so many seeds; none where one failed."""
+    recipe = trial.point.recipe
+    missing = range(recipe.seed + len(trial.found), recipe.seed + seeds)
+    return [
+        _Attempt(f"{trial.point.label} seed={seed}", replace(recipe, seed=seed), trial)
+        for seed in ([] if trial.errors else missing)
+    ]
 
-    def show(record: RoundRecord) -> None:
-        tell(f"{name}: round {record.round}/{rounds}", False)
 
-    try:
-        # Only the last model counts.
-        recipe = replace(trial.recipe, seed=seed, evaluate_every=rounds, diagnose=False)
-        task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
-        on = "test" if task.validation is None else "validation"
-        if task.validation is not None:
-            task = changed(task, test=task.validation)
-        if task.test is None:
-            raise InputError(
-                "the task has neither validation nor test samples, so trials cannot be compared; "
-                "give it some: dpfedls.Task(…, validation=(x, y))"
-            )
-        result = simulate(recipe, task, built(recipe.denoiser), None, [show])
-    except InputError as error:
-        trial.failed.append(f"seed {seed}: {error}")
-        tell(f"{name}: failed: {error}", True)
-        return on
-    trial.metrics.append(last_metrics(result.history))
-    tell(f"{name}: {described(trial.metrics[-1])}", True)
+def _take(job: _Attempt, outcome: tuple[str, Metrics] | Exception, tell: Tell) -> str:
+    """Keep what an attempt came to; on which samples it was evaluated."""
+    if isinstance(outcome, InputError | ProcessLost):
+        job.trial.errors[job.recipe.seed] = str(outcome)
+        tell(job.name, f"failed: {outcome}", True)
+        return ""
+    if isinstance(outcome, Exception):
+        raise outcome
+    on, job.trial.found[job.recipe.seed] = outcome
+    tell(job.name, described(outcome[1]), True)
     return on
+
+
+def _try(job: _Attempt, watch: Watch) -> tuple[str, Metrics]:
+    """Train in memory; on which samples the model was evaluated, and how it fared."""
+    # Only the last model counts.
+    resolved, rounds = job.recipe.resolved(), job.recipe.plan.rounds
+    recipe = replace(resolved, evaluate_every=rounds, diagnose=False)
+    task = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(recipe.seed))
+    on, samples = "validation", task.validation
+    if samples is None:
+        on, samples = "test", task.test
+    if samples is None:
+        raise InputError(
+            "the task has neither validation nor test samples, so trials cannot be compared; "
+            "give it some: dpfedls.Task(…, validation=(x, y))"
+        )
+    task = changed(task, test=samples)
+    made = simulate(recipe, task, built(recipe.denoiser), None, [watch])
+    return on, last_metrics(made.history)
