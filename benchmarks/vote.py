@@ -51,7 +51,8 @@ WINDOW, UNTIL = 0.1, 0.5  # shares of the rounds
 BELOW, DEVIATIONS = 0.6, 2.0  # stalled: a share below this by so many standard deviations
 SHORTER = 16.0  # then the learning rate by this, and the server rate's limit times this
 SAMPLES = 100  # of a person, at most
-COST = math.sqrt((2 * 1.01**2 - 1) / 1.01**2)  # a second coordinate as heavy as the norm's
+WEIGHT = 0.5  # of the vote's coordinate, beside that of the norm
+COST = math.sqrt(1 + WEIGHT**2 * (1 - 1.01**-2))  # by which all noise is larger: 1.0025
 Row = dict[str, Any]
 
 
@@ -71,7 +72,8 @@ class Vote:
     def hear(self, params: Vector, cohort: Indices, round_: int, norm: float) -> None:
         """Count the votes of a round; decide at the end of a window."""
         window, people = round(WINDOW * self.plan.rounds), self.plan.expected_cohort
-        noise = self.plan.noise_stddev(norm) / people / self.plan.clipping.indicator(norm)
+        weight = WEIGHT * self.plan.clipping.indicator(norm)
+        noise = self.plan.noise_stddev(norm) / people / weight
         if round_ % window == 0:
             self._decide(round_, math.sqrt((noise**2 + 0.25 / people) / window))
             self.marks = [*self.marks[-1:], params.clone()]
