@@ -204,12 +204,14 @@ def table() -> str:
         alone, votes = ([rows[s, v]["score"] for s in seeds] for v in (False, True))
         apart = [b - a for a, b in zip(alone, votes, strict=True)]
         digits = 2 if rows[seeds[0], True]["of"] == "accuracy" else 4
-        error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else math.nan
+        error = ""
+        if len(apart) > 1:
+            error = f" ± {statistics.stdev(apart) / len(apart) ** 0.5:.{digits}f}"
         changes = ", ".join(str(rows[s, True]["stalled"] or "–") for s in seeds)
         lines.append(
             f"| `{task}` | {epsilon:g} | {statistics.mean(alone):.{digits}f} "
             f"| {statistics.mean(votes):.{digits}f} "
-            f"| {statistics.mean(apart):+.{digits}f} ± {error:.{digits}f} | {changes} |"
+            f"| {statistics.mean(apart):+.{digits}f}{error} | {changes} |"
         )
     return "\n".join(lines)
 
