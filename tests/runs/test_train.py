@@ -417,8 +417,8 @@ def test_epsilon_alone_makes_a_plan_and_says_it():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mode": "depolyed"}, "mode = 'depolyed' is not valid: known: simulation, deployed"),
-        ({"schedule": "cosine"}, "schedule = 'cosine' is not valid: known: constant, root, linear"),
+        ({"mode": "depolyed"}, "mode = 'depolyed' must be 'simulation' or 'deployed'"),
+        ({"schedule": "cosine"}, "schedule = 'cosine' must be 'constant' or 'root' or 'linear'"),
         ({"server_rate": "atuo"}, "server_rate = 'atuo' is no number"),
         ({"epsilon": "1", "plan": None}, "epsilon must be a number"),
         ({"epsilon": True, "plan": None}, "epsilon must be a number"),

@@ -140,9 +140,9 @@ def check_auditable(plan: PrivacyPlan, trials: int) -> None:
             "plan.noise_multiplier is 0: no noise, so no privacy is claimed and there is nothing "
             "to audit; choose a recipe with noise, or set plan.noise_multiplier=1"
         )
-    if trials < FEWEST_TRIALS:
+    if not isinstance(trials, int) or trials < FEWEST_TRIALS:
         raise InputError(
-            f"trials must be at least {FEWEST_TRIALS}, got {trials}; fewer rounds cannot tell "
+            f"trials must be at least {FEWEST_TRIALS}, got {trials!r}; fewer rounds cannot tell "
             f"right cohorts from wrong ones: {TRIALS} take seconds"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -226,6 +227,13 @@ def _population(recipe: Recipe, begun: bool) -> Population | None:
     if begun or recipe.budget is None:
         return Population(path)
     return Population(path, recipe.budget, recipe.plan.delta)
+
+
+def path_of(given: Any, name: str, such_as: str = "runs/mine") -> Path:
+    """The path that somebody gave as the argument of that name."""
+    if not isinstance(given, str | PathLike) or not str(given):
+        raise InputError(f'{name} = {given!r} is no path; give one such as {name}="{such_as}"')
+    return Path(given)
 
 
 def is_free(folder: Path) -> bool:

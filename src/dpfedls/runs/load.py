@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -13,12 +12,13 @@ from torch import nn
 
 from dpfedls.errors import InputError
 from dpfedls.privacy.bounded import TENSORS, read_bounded
+from dpfedls.runs.folder import path_of
 from dpfedls.runs.verify import read_statement
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """A copy of ``model`` with the weights that the run of a folder ended with."""
-    folder = Path(folder)
+    folder = path_of(folder, "folder")
     path = folder / "model.safetensors"
     if not path.is_file():
         raise InputError(
