@@ -31,7 +31,7 @@ from dpfedls.auditing import noise as noise_module
 from dpfedls.auditing.recipe import audit
 from dpfedls.engine import Engine
 from dpfedls.engine import engine as engine_module
-from dpfedls.privacy import chain
+from dpfedls.privacy import hash_chain
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams, SystemStreams
@@ -710,8 +710,8 @@ def spend_after_release(patch):
 
 
 def not_on_disk(patch):
-    text = chain._SCHEMA.replace("synchronous = FULL", "synchronous = OFF")
-    patch.setattr(chain, "_SCHEMA", text)
+    text = hash_chain._SCHEMA.replace("synchronous = FULL", "synchronous = OFF")
+    patch.setattr(hash_chain, "_SCHEMA", text)
 
 
 def one_round_more(patch):

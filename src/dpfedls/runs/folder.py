@@ -56,7 +56,7 @@ class RunFolder:
                 write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
             self.recipe = read_recipe(folder)  # a report is made of what stands in the folder
             require_ledger(folder)
-            self._sealed = is_sealed(folder)  # asked before the ledger is ours: see chain.py
+            self._sealed = is_sealed(folder)  # asked before the ledger is ours: see hash_chain.py
             digest = bounded.file_digest(folder / "recipe.toml")
             budget = recipe.budget if shared is None else None  # else it is the population's
             self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
