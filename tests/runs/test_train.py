@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,7 @@ from dpfedls.runs.checkpoint import Checkpoint
 from dpfedls.runs.export import card
 from dpfedls.runs.folder import read_recipe
 from dpfedls.runs.loggers import named_logger
+from dpfedls.runs.recipe import differing
 from dpfedls.runs.verify import verify
 from dpfedls.runs.watch import Pace, describe
 from dpfedls.tasks import own
@@ -366,6 +368,21 @@ def test_a_run_goes_on_with_another_device_engine_block_or_evaluation(tmp_path, 
     assert kept_problems(folder) == []
     if mode == "simulation":  # up to rounding
         torch.testing.assert_close(weights(result.model), weights(train().model))
+
+
+def test_a_deployed_run_goes_on_whatever_its_seed(tmp_path):
+    """It draws nothing there, unless of a task by name: who has which samples."""
+    for mode in ("simulation", "deployed"):
+        with pytest.raises(KeyboardInterrupt):
+            train(folder=tmp_path / mode, mode=mode, watch=[stop_after(2)])
+    with pytest.raises(InputError, match=r"another recipe, which differs in seed; "):
+        train(folder=tmp_path / "simulation", seed=9)
+    result = train(folder=tmp_path / "deployed", mode="deployed", seed=9)
+    assert [record.round for record in result.history] == [1, 2, 3, 4, 5, 6]
+    assert verify(tmp_path / "deployed")["valid"]
+    assert kept_problems(tmp_path / "deployed") == []
+    found = msgspec.structs.replace(result.recipe, task="synthetic-logistic")
+    assert differing(found, msgspec.structs.replace(found, seed=8)) == ["seed"]
 
 
 def test_what_was_chosen_for_epsilon_stays_chosen_when_a_run_goes_on(tmp_path, monkeypatch):
