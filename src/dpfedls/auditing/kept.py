@@ -27,14 +27,15 @@ from dpfedls.runs.model_file import model_metadata
 from dpfedls.runs.origin import OwnCode, commit, noted
 from dpfedls.runs.recipe import PYTHON, Recipe
 from dpfedls.runs.report import read_notes, write_report
-from dpfedls.runs.seal import STATEMENT
+from dpfedls.runs.seal import STATEMENT, is_finished
 from dpfedls.runs.simulate import trusted
 from dpfedls.runs.verify import verify
 
 LEDGER = "ledger.sqlite"
 BEGUN = {"recipe.toml", "notes.json", LEDGER}
 RELEASED = {"rounds.jsonl", str(FILE)}
-SEALED = {STATEMENT, "report.html", "model.safetensors"}
+MODEL = "model.safetensors"
+SEALED = {STATEMENT, "report.html", MODEL}
 """All that a run folder may hold. Whoever adds to it says here what it is made from."""
 CRASHED = {f"{LEDGER}-wal", f"{LEDGER}-shm"}  # the ledger's own, while it is open or after a crash
 LINE = {"round", "epsilon", "clip_norm", "server_rate", "accuracy", "loss", "metrics"}
@@ -80,6 +81,8 @@ def _names(folder: Path, recipe: Recipe, paid: bool, sealed: bool) -> list[str]:
     allowed |= {"diagnostics.jsonl"} if recipe.diagnose else set()
     allowed |= {"attack.json"} if recipe.mode == "simulation" else set()
     needed = BEGUN | (RELEASED | SEALED if sealed else set())
+    if sealed and not is_finished(folder):  # a run that diverged hands out no model
+        allowed, needed = allowed - {MODEL}, needed - {MODEL}
     if sealed and not paid:
         needed -= {str(FILE)}
     return [f"{name} should not be in the run folder" for name in sorted(found - allowed)] + [
@@ -99,7 +102,7 @@ def _keys(folder: Path, recipe: Recipe) -> list[str]:
         problems.append("notes.json holds more, or less, than engine, model, own code and origin")
     if any(code.keys() - OWN_CODE for code in notes.get("own_code", [])):
         problems.append("notes.json holds more of own code than names and digests")
-    model = folder / "model.safetensors"
+    model = folder / MODEL
     if model.is_file():
         raw = model.read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])

@@ -27,6 +27,7 @@ from dpfedls.runs import recipe as recipes
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord, Watch, summary
+from dpfedls.runs.seal import is_finished
 from dpfedls.runs.simulate import find_device, resume, start
 
 log = logging.getLogger("dpfedls")
@@ -114,7 +115,7 @@ def _job(cell: Cell, seed: int, options: Options) -> _Job:
 
 def _is_finished(folder: Path) -> bool:
     # Written behind the model, which no item reads: a run may travel here without its weights.
-    return (folder / "privacy.json").is_file()
+    return is_finished(folder)
 
 
 def _outcomes(

@@ -174,15 +174,18 @@ class RunFolder:
         finally:
             self.ledger.close()
 
-    def seal(self, model: nn.Module, rounds: list[RoundRecord], facts: dict[str, Any]) -> None:
+    def seal(
+        self, model: nn.Module | None, rounds: list[RoundRecord], facts: dict[str, Any]
+    ) -> None:
         """Close the folder's account; write model, statement and report, unless they stand."""
         self.close()
         if self._sealed:
             return
         folder, recipe = self.folder, self.recipe
-        tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
-        described = model_metadata(recipe.mode, Layout.of(model).names)
-        write_whole(folder / "model.safetensors", save_model(tensors, described))
+        if model is not None:
+            tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
+            described = model_metadata(recipe.mode, Layout.of(model).names)
+            write_whole(folder / "model.safetensors", save_model(tensors, described))
         write_report(folder, recipe, rounds, facts)
         seal(folder, facts)  # last: it holds a digest of everything else, the report included
 

@@ -24,6 +24,7 @@ from dpfedls.runs.folder import is_free, read_recipe, read_rounds, require_folde
 from dpfedls.runs.grid import Metrics, Point, described, spread
 from dpfedls.runs.recipe import Recipe, fingerprint
 from dpfedls.runs.record import RoundRecord, Watch, last_metrics
+from dpfedls.runs.seal import is_finished
 from dpfedls.runs.simulate import resume, start
 
 NOTE = (
@@ -96,7 +97,7 @@ def _make(
         tell(f"{name}: round {record.round}/{recipe.plan.rounds}", False)
 
     try:
-        if not (folder / "privacy.json").is_file():
+        if not is_finished(folder):
             watch = [*watchers(recipe, folder), show]
             if is_free(folder):
                 start(recipe, folder, watch)

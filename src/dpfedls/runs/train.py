@@ -27,7 +27,7 @@ from dpfedls.runs.fitting import ready
 from dpfedls.runs.folder import path_of, read_recipe
 from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
 from dpfedls.runs.record import Result, Watch
-from dpfedls.runs.seal import STATEMENT
+from dpfedls.runs.seal import is_finished
 from dpfedls.runs.simulate import simulate
 from dpfedls.runs.watch import Progress
 from dpfedls.stepping import Schedule, ServerRate
@@ -116,7 +116,7 @@ def train(
         evaluate_every=evaluate_every,
     )
     watchers = [*watch, *([Progress()] if progress else [])]
-    if place is not None and (place / STATEMENT).is_file():
+    if place is not None and is_finished(place):
         log.warning("%s holds a finished run: its result is read, nothing is trained", place)
     try:
         result = simulate(recipe, task, denoiser, place, watchers)

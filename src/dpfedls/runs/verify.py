@@ -25,7 +25,7 @@ from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.population import unpaid_problems
 from dpfedls.privacy.statement import statement
-from dpfedls.privacy.wording import left_without_noise
+from dpfedls.privacy.wording import diverged, left_without_noise
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.jsonable import plain
 from dpfedls.runs.log import altered_line, log_heads
@@ -71,7 +71,8 @@ def verify(folder: Path) -> dict[str, Any]:
     except InputError as error:
         checks.append(Check("the run was finished and sealed", [str(error)]))
     else:
-        wrong, notes = _statement_problems(stated, account, plan, mode, nodes)
+        ended = diverged(state.round) if state is not None and state.diverged else {}
+        wrong, notes = _statement_problems(stated, account, plan, mode, nodes, ended)
         checks += [
             Check("the statement is what the ledger gives", wrong),
             Check("no file was altered since the run was sealed", _file_problems(folder, stated)),
@@ -208,7 +209,12 @@ def _log_problems(folder: Path, account: Account, state: Checkpoint | None) -> l
 
 
 def _statement_problems(
-    stated: dict[str, Any], account: Account, plan: PrivacyPlan, mode: str, nodes: Nodes | None
+    stated: dict[str, Any],
+    account: Account,
+    plan: PrivacyPlan,
+    mode: str,
+    nodes: Nodes | None,
+    ended: dict[str, Any],
 ) -> tuple[list[str], list[str]]:
     """The statement must be the one that these entries give; and what is to be noted of it.
 
@@ -225,6 +231,7 @@ def _statement_problems(
         nodes=nodes,
         **_told(stated),
     )
+    facts |= ended
     found = {key: value for key, value in plain(facts).items() if key != "versions"}
     said = {key: value for key, value in stated.items() if key not in ("versions", "files")}
     present = in_present_words(said, found)
