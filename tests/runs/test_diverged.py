@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ def test_a_diverged_run_has_ended_and_pays_no_more(tmp_path, mode):
         assert paid_and_kept(tmp_path / "r") == (2, 2)
     found = verify(tmp_path / "r")
     assert (found["valid"], found["problems"]) == (True, [])
+    assert found["checks"][-1]["check"] == "no model was handed out"
     assert kept_problems(tmp_path / "r") == []
 
 
@@ -49,6 +51,16 @@ def test_whoever_took_part_in_a_diverged_run_can_read_what_was_spent(tmp_path):
             hand_out(folder, start_model())
     assert "Ended at round 2 of 6: the model of this round is not finite" in text(stated)
 
+    train(folder=tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    values = copy.deepcopy(stated)
+    del values["files"]
+    seal(folder, values)
+    assert verify(folder)["problems"] == [
+        "model.safetensors is there, but the run diverged and has no model"
+    ]
+    (folder / "model.safetensors").unlink()
+
     # Another end than the checkpoint's, or none, is no statement of this run.
     for change in (lambda s: s.pop("ended"), lambda s: s["ended"].update(round=1)):
         values = copy.deepcopy(stated)
@@ -57,11 +69,10 @@ def test_whoever_took_part_in_a_diverged_run_can_read_what_was_spent(tmp_path):
         seal(folder, values)
         assert "privacy.json says ended" in verify(folder)["problems"][0]
     # Nor may a run that did not diverge say that it did.
-    train(folder=tmp_path / "whole")
-    values = read_statement(tmp_path / "whole")
+    values = read_statement(tmp_path / "other")
     del values["files"]
-    seal(tmp_path / "whole", values | {"ended": stated["ended"]})
-    assert "which no statement has" in verify(tmp_path / "whole")["problems"][0]
+    seal(tmp_path / "other", values | {"ended": stated["ended"]})
+    assert "which no statement has" in verify(tmp_path / "other")["problems"][0]
 
 
 def test_a_diverged_run_that_was_killed_before_its_seal_is_sealed_by_the_next_call(tmp_path):

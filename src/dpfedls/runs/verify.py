@@ -76,7 +76,10 @@ def verify(folder: Path) -> dict[str, Any]:
         checks += [
             Check("the statement is what the ledger gives", wrong),
             Check("no file was altered since the run was sealed", _file_problems(folder, stated)),
-            Check("the model is the checkpoint's", _model_problems(folder, state)),
+            Check(
+                "no model was handed out" if ended else "the model is the checkpoint's",
+                _model_problems(folder, state),
+            ),
         ]
     spent = spent_epsilon(plan, account.entries)
     return _verdict(plan, mode, nodes, spent, checks) | {"not_checked": unseen, "notes": notes}
@@ -288,6 +291,8 @@ def _model_problems(folder: Path, state: Checkpoint | None) -> list[str]:
         trained = trained_vector(path)
     except InputError as error:
         return [str(error)]
+    if state.diverged:
+        return [f"{path.name} is there, but the run diverged and has no model"]
     if trained.tobytes() != state.average.tobytes():
         return [f"{path.name} does not hold the weights of the checkpoint"]
     return []
