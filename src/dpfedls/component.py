@@ -32,12 +32,13 @@ def check_types(value: msgspec.Struct, where: str) -> None:
         try:
             msgspec.convert(found, field.type)
         except msgspec.ValidationError as error:
-            kinds = get_args(field.type) or [field.type]
-            words = [word for word in kinds if isinstance(word, str)]
-            ours = " | ".join(f"{k.__name__}(…)" for k in kinds if hasattr(k, "__struct_fields__"))
-            other = str(error).partition(" - at")[0].replace("object", ours)  # msgspec's name
-            what = "known: " + ", ".join(words) if words else other
-            raise InputError(f"{where}{field.name} = {found!r} is not valid: {what}") from error
+            kinds = [k for kind in get_args(field.type) for k in get_args(kind) or [kind]]
+            names = (getattr(k, "__name__", repr(k)) for k in kinds or [field.type])
+            known = [name if "'" in name else WORDS.get(name, f"{name}(…)") for name in names]
+            wanted = " or ".join(name for name in known if name)
+            raise InputError(f"{where}{field.name} = {found!r} must be {wanted}") from error
 
 
+WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+WORDS |= {"NoneType": ""}  # told by leaving it out
 _fields = functools.cache(msgspec.structs.fields)  # it evaluates annotations, which takes a while

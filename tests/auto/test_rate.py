@@ -144,7 +144,104 @@ def test_outputs_of_which_more_is_never_wrong_are_scores(loss, scores):
     assert noise == (rates_on(linear(50), inputs).noise if scores else None)
 
 
-@pytest.mark.parametrize("loss", [lambda o, t: yes_or_no(o, t).sum(dim=1), absolute, squares])
+class Alone(nn.Module):
+    """One probability per sample, from a function and without an axis of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear(50)
+
+    def forward(self, x):
+        return self.inner(x)[:, :1].sigmoid().squeeze(-1)
+
+
+class AloneLogit(Alone):
+    def forward(self, x):
+        return self.inner(x)[:, 0]
+
+
+def of_one(loss):
+    return lambda o, t: loss(o, t, reduction="none")
+
+
+def of_many(loss):
+    return lambda o, t: loss(o, t[:, None].expand_as(o), reduction="none").sum(1)
+
+
+def of_class(loss):
+    return lambda o, t: loss(o, t.long(), reduction="none")
+
+
+F = nn.functional
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0])
+@pytest.mark.parametrize(
+    ("model", "loss", "scores", "of_scores"),
+    [
+        (
+            lambda: nn.Sequential(linear(50), nn.Sigmoid()),
+            of_many(F.binary_cross_entropy),
+            lambda: linear(50),
+            of_many(F.binary_cross_entropy_with_logits),
+        ),
+        (
+            Alone,
+            of_one(F.binary_cross_entropy),
+            AloneLogit,
+            of_one(F.binary_cross_entropy_with_logits),
+        ),
+        *(
+            (
+                lambda: nn.Sequential(linear(50), nn.Softmax(dim=1)),
+                lambda o, t, log=log: of_class(F.nll_loss)(log(o), t),
+                lambda: linear(50),
+                of_class(F.cross_entropy),
+            )
+            for log in (torch.log, lambda o: (o + 1e-9).log(), lambda o: o.clamp(min=1e-9).log())
+        ),
+        (
+            lambda: nn.Sequential(linear(50), nn.LogSoftmax(dim=1)),
+            of_class(F.nll_loss),
+            lambda: linear(50),
+            of_class(F.cross_entropy),
+        ),
+    ],
+)
+def test_probabilities_have_the_rates_of_the_scores_behind_them(
+    model, loss, scores, of_scores, scale
+):
+    inputs = scale * torch.randn(64, 50, generator=torch.Generator().manual_seed(3))
+    found = rates_on(model(), inputs, loss, torch.zeros(64))
+    expected = rates_on(scores(), inputs, of_scores, torch.zeros(64))
+    assert found.noise == pytest.approx(expected.noise, rel=0.1)
+    # A sigmoid is flat in single precision where scores are far off: the longest slope is nearer.
+    assert found.learning == pytest.approx(expected.learning, rel=0.4)
+
+
+def test_squared_errors_of_probabilities_keep_the_unit_of_the_outputs():
+    inputs = torch.randn(64, 50, generator=torch.Generator().manual_seed(3))
+    bounded = nn.Sequential(linear(50), nn.Sigmoid())
+    assert rates_on(bounded, inputs, squares, torch.zeros(64)).noise is None
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda o, t: (1 - t * o).clamp(min=0), of_one(F.soft_margin_loss)]
+)
+def test_losses_whose_labels_are_minus_and_plus_one_are_of_scores(loss):
+    """They are flat for a label of 0, from which nothing can be told."""
+    inputs = torch.randn(64, 50, generator=torch.Generator().manual_seed(3))
+    found = rates_on(AloneLogit(), inputs, loss, torch.zeros(64))
+    expected = rates_on(
+        AloneLogit(), inputs, of_one(F.binary_cross_entropy_with_logits), torch.zeros(64)
+    )
+    assert found == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda o, t: yes_or_no(o, t).sum(dim=1), absolute, squares, linear_in_outputs],
+)
 @pytest.mark.parametrize("times", [0.1, 1000.0])  # a mean over the ten outputs, or another unit
 def test_a_loss_in_another_unit_is_the_same_task(loss, times):
     """Gradients are so many times as long, and steps are as long as before."""

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from dpfedls.auditing.kept import kept_notes, kept_problems
 from dpfedls.privacy.earlier_words import ADDED, REWORDED, in_present_words
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.statement import statement
+from dpfedls.runs import recipe as recipes
 from dpfedls.runs import verify as verifying
 from dpfedls.runs.seal import seal
+from dpfedls.runs.simulate import start
 from dpfedls.runs.verify import EARLIER, read_statement, verify
 from dpfedls.sampling import FixedSizeSampling, PoissonSampling
 
@@ -63,6 +66,34 @@ def test_a_run_of_an_earlier_version_is_valid_and_its_wording_is_noted(copy):
     sealed_anew(copy, lambda values: values.update(in_present_words(values, present)))
     found = verify(copy)
     assert (found["valid"], found["notes"]) == (True, []), found["problems"]
+
+
+def test_an_audit_of_it_judges_the_facts_of_its_page_and_says_who_made_it(copy):
+    assert kept_problems(copy) == []
+    assert [note.partition(" (")[0] for note in kept_notes(copy)] == [
+        "report.html was made by another version of dpfedls"
+    ]
+    page = copy / "report.html"
+    shown = page.read_text("utf-8")
+    wrong = {"0.4138": "0.2138", "rounds = 3": "rounds = 30"}
+    for (right, other), said in zip(wrong.items(), ("ε = 0.4138", "the recipe"), strict=True):
+        assert right in shown
+        page.write_text(shown.replace(right, other), "utf-8")
+        sealed_anew(copy, lambda values: None)
+        [problem] = kept_problems(copy)
+        assert problem.startswith(f"report.html does not show {said}")
+
+
+def test_the_page_of_this_version_is_still_made_again_word_for_word(tmp_path):
+    folder = tmp_path / "run"
+    start(recipes.read("synthetic", ["plan.num_clients=60", "plan.rounds=1"]), folder)
+    assert (kept_problems(folder), kept_notes(folder)) == ([], [])
+    page = folder / "report.html"
+    page.write_bytes(page.read_bytes() + b"<!-- cohort of 6 -->")
+    sealed_anew(folder, lambda values: None)
+    assert kept_problems(folder) == [
+        "report.html is not the page that this version makes of log and statement"
+    ]
 
 
 def test_each_fact_and_each_sentence_of_it_still_counts(copy, monkeypatch):

@@ -7,7 +7,9 @@ kept, and a model is a sum of them.
 
 from __future__ import annotations
 
+import html
 import json
+import math
 import shutil
 import sqlite3
 import tempfile
@@ -22,21 +24,23 @@ from dpfedls.privacy.durable import is_temporary
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.folder import read_recipe, read_rounds
 from dpfedls.runs.model_file import model_metadata
-from dpfedls.runs.origin import OwnCode
+from dpfedls.runs.origin import OwnCode, commit, noted
 from dpfedls.runs.recipe import PYTHON, Recipe
 from dpfedls.runs.report import read_notes, write_report
-from dpfedls.runs.seal import STATEMENT
+from dpfedls.runs.seal import STATEMENT, is_finished
 from dpfedls.runs.simulate import trusted
 from dpfedls.runs.verify import verify
 
 LEDGER = "ledger.sqlite"
 BEGUN = {"recipe.toml", "notes.json", LEDGER}
 RELEASED = {"rounds.jsonl", str(FILE)}
-SEALED = {STATEMENT, "report.html", "model.safetensors"}
+MODEL = "model.safetensors"
+SEALED = {STATEMENT, "report.html", MODEL}
 """All that a run folder may hold. Whoever adds to it says here what it is made from."""
 CRASHED = {f"{LEDGER}-wal", f"{LEDGER}-shm"}  # the ledger's own, while it is open or after a crash
 LINE = {"round", "epsilon", "clip_norm", "server_rate", "accuracy", "loss", "metrics"}
 NOTES = {"engine", "model", "own_code", "started", "made_by"}
+NOTED_LATER = {"started", "made_by"}  # not by the earliest versions
 OWN_CODE = set(OwnCode.__struct_fields__)
 OPENING = {"format", "plan", "budget", "recipe", "run"}
 TABLES = {"entries", "sqlite_sequence"}
@@ -51,7 +55,7 @@ def kept_problems(folder: Path) -> list[str]:
         *_names(folder, recipe, bool(account.entries), sealed),
         *_keys(folder, recipe),
         *_payments(folder, recipe, account),
-        *(_made_again(folder, recipe) if sealed else []),
+        *(_page_problems(folder, recipe) if sealed else []),
         *_verified(folder, sealed),
     ]
 
@@ -77,6 +81,8 @@ def _names(folder: Path, recipe: Recipe, paid: bool, sealed: bool) -> list[str]:
     allowed |= {"diagnostics.jsonl"} if recipe.diagnose else set()
     allowed |= {"attack.json"} if recipe.mode == "simulation" else set()
     needed = BEGUN | (RELEASED | SEALED if sealed else set())
+    if sealed and not is_finished(folder):  # a run that diverged hands out no model
+        allowed, needed = allowed - {MODEL}, needed - {MODEL}
     if sealed and not paid:
         needed -= {str(FILE)}
     return [f"{name} should not be in the run folder" for name in sorted(found - allowed)] + [
@@ -91,11 +97,12 @@ def _keys(folder: Path, recipe: Recipe) -> list[str]:
         f"{key!r} should not be in rounds.jsonl"
         for key in sorted({key for line in log_lines(folder) for key in line} - allowed)
     ]
-    if (notes := read_notes(folder)) and notes.keys() != NOTES:
+    notes = read_notes(folder)
+    if notes and not NOTES - NOTED_LATER <= notes.keys() <= NOTES:
         problems.append("notes.json holds more, or less, than engine, model, own code and origin")
     if any(code.keys() - OWN_CODE for code in notes.get("own_code", [])):
         problems.append("notes.json holds more of own code than names and digests")
-    model = folder / "model.safetensors"
+    model = folder / MODEL
     if model.is_file():
         raw = model.read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -123,22 +130,53 @@ def _payments(folder: Path, recipe: Recipe, account: Account) -> list[str]:
     return problems
 
 
-def _made_again(folder: Path, recipe: Recipe) -> list[str]:
-    """The report, from the log and the statement."""
+def kept_notes(folder: Path) -> list[str]:
+    """What is no fault of a run folder, and still worth knowing."""
+    if not (folder / "report.html").is_file() or _made_here(folder):
+        return []
+    return [
+        f"report.html was made by another version of dpfedls ({_maker(folder) or 'not noted'}), so "
+        "it cannot be made again for comparison; its ε and its recipe are those of the run"
+    ]
+
+
+def _made_here(folder: Path) -> bool:
+    """Whether this very code sealed the run: each that makes rounds notes its commit, last."""
+    return _maker(folder) == commit()
+
+
+def _maker(folder: Path) -> str:
+    return next(reversed(noted(folder / "notes.json").made_by), "")
+
+
+def _page_problems(folder: Path, recipe: Recipe) -> list[str]:
+    """The report is made again, from the log and the statement; another version's has its facts."""
+    report = folder / "report.html"
+    if not report.is_file():  # named already
+        return []
     stated = json.loads((folder / STATEMENT).read_bytes())
+    if not _made_here(folder):
+        return _page_facts_problems(folder, stated)
     facts = {key: value for key, value in stated.items() if key != "files"}
     with tempfile.TemporaryDirectory(prefix="dpfedls-") as place:
         twin = Path(shutil.copytree(folder, Path(place) / folder.name))
-        (twin / "report.html").unlink(missing_ok=True)
+        (twin / "report.html").unlink()
         write_report(twin, recipe, read_rounds(folder), facts)
-        again = (twin / "report.html").read_bytes()
-    report = folder / "report.html"
-    if report.is_file() and report.read_bytes() != again:
-        return [
-            "report.html is not the page that this version makes of log and statement: it was "
-            "altered, or another version of dpfedls made it"
-        ]
-    return []
+        if report.read_bytes() == (twin / "report.html").read_bytes():
+            return []
+    return ["report.html is not the page that this version makes of log and statement"]
+
+
+def _page_facts_problems(folder: Path, stated: dict[str, Any]) -> list[str]:
+    page = (folder / "report.html").read_text("utf-8")
+    spent = "∞" if math.isinf(float(stated["epsilon"])) else f"{stated['epsilon']:.4g}"
+    facts = {
+        f"ε = {spent}, which was spent": f">{spent}<",
+        "the recipe of the run": html.escape((folder / "recipe.toml").read_text("utf-8").strip()),
+    }
+    return [
+        f"report.html does not show {what}" for what, shown in facts.items() if shown not in page
+    ]
 
 
 def _verified(folder: Path, sealed: bool) -> list[str]:

@@ -17,7 +17,7 @@ from dpfedls.auditing.boundary import Seen, boundary, fresh_problems, released
 from dpfedls.auditing.bounds import largest_deviation, scale_error_found
 from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries, check_canaries
 from dpfedls.auditing.instruments import Record
-from dpfedls.auditing.kept import kept_problems
+from dpfedls.auditing.kept import kept_notes, kept_problems
 from dpfedls.auditing.whole import company_problems, deployed, whole_run_problems
 from dpfedls.auditing.worlds import (
     made_up_lengths,
@@ -129,6 +129,7 @@ def audit(
         "trials": trials,
         "folder": None if folder is None else str(folder),
         "canary": msgspec.to_builtins(canaried),
+        "notes": [] if folder is None else kept_notes(folder),
         "note": NOTE,
     }
 
@@ -140,9 +141,9 @@ def check_auditable(plan: PrivacyPlan, trials: int) -> None:
             "plan.noise_multiplier is 0: no noise, so no privacy is claimed and there is nothing "
             "to audit; choose a recipe with noise, or set plan.noise_multiplier=1"
         )
-    if trials < FEWEST_TRIALS:
+    if not isinstance(trials, int) or trials < FEWEST_TRIALS:
         raise InputError(
-            f"trials must be at least {FEWEST_TRIALS}, got {trials}; fewer rounds cannot tell "
+            f"trials must be at least {FEWEST_TRIALS}, got {trials!r}; fewer rounds cannot tell "
             f"right cohorts from wrong ones: {TRIALS} take seconds"
         )
 

@@ -12,7 +12,7 @@ from torch import nn
 from dpfedls.auditing.recipe import TRIALS
 from dpfedls.auditing.recipe import audit as audit_recipe
 from dpfedls.errors import InputError
-from dpfedls.runs.folder import is_free, read_recipe
+from dpfedls.runs.folder import is_free, path_of, read_recipe
 from dpfedls.runs.recipe import Recipe, differing
 from dpfedls.runs.record import Watch
 from dpfedls.runs.train import asked
@@ -34,7 +34,8 @@ def audit(
     Runs are made in temporary folders and nobody who watches is told. Where ``folder`` holds a run
     already, finished or not, it is looked at too and not touched.
     """
-    kept = None if folder is None or is_free(Path(folder)) else Path(folder)
+    place = None if folder is None else path_of(folder, "folder")
+    kept = None if place is None or is_free(place) else place
     recipe, task, denoiser = asked(model=model, clients=clients, folder=kept, **training)
     if kept is not None:
         _require_same(read_recipe(kept), recipe, kept)

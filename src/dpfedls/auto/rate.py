@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dpfedls.auto.links import link_of
 from dpfedls.people.calling import call_with
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Samples, as_input, each
@@ -49,11 +51,17 @@ def rates_on(
     moved = _Moved(model, inputs)
     if not moved.known:
         return Rates(None, LEARNING_RATE)
-    slope = moved.unit * moved(_LITTLE) / _LITTLE
     shape = _CROSS_ENTROPY if loss is cross_entropy else _shape(moved.outputs, loss, targets)
+    link = link_of(moved.outputs)
+    if link is not None and shape.usual < math.inf:  # a squared error keeps the outputs' own unit
+        moved = _Moved(model, inputs, link.scores)
+        shape = _shape(moved.outputs, lambda o, t: loss(link.outputs(o), t), targets)
+    slope = moved.unit * moved(_LITTLE) / _LITTLE
     bends = shape.bends * slope**2
     usual = shape.usual * (LOOKED_UP if _tokens(model) else 1.0)
-    learning = min(usual, STABLE / bends) if bends > 0 else LEARNING_RATE
+    learning = min(usual, STABLE / bends if bends > 0 else math.inf)
+    if learning == math.inf:  # squared, of outputs that no weight moves
+        learning = LEARNING_RATE
     return Rates(_noise(moved) if shape.of_scores else None, float(f"{learning:.2g}"))
 
 
@@ -66,17 +74,31 @@ class _Shape(NamedTuple):
 
 
 def _shape(outputs: Tensor, loss: Loss, targets: Tensor | None) -> _Shape:
-    """By the slope here, far away, half as far, and as far downhill.
+    """By made-up outputs and targets; real ones may be so large that 200 more is not far."""
+    if targets is None:
+        return _UNKNOWN
+    made_up, shape = torch.zeros_like(targets[: len(outputs)]), outputs.shape
+    found = _shape_at(made_up, shape, loss, _FAR)
+    if found is None:  # flat for a target of 0, as a hinge is, whose targets are -1 and 1
+        made_up = torch.ones_like(made_up)
+        found = _shape_at(made_up, shape, loss, _FAR)
+    if found is _UNKNOWN:  # such as the logarithm of a probability that has become 0
+        nearer = _shape_at(made_up, shape, loss, _LESS_FAR)
+        found = nearer if nearer is not None and nearer.usual < math.inf else _UNKNOWN
+    return found or _UNKNOWN
+
+
+def _shape_at(
+    targets: Tensor, outputs_like: torch.Size, loss: Loss, distance: float
+) -> _Shape | None:
+    """By the slope here, far away, half as far, and as far downhill; None where all are zero.
 
     A mean over outputs, or a loss times 1,000, has other slopes, and is the same task: so steps are
     by a slope of length 1, as of one yes or no. One that goes on growing has its curvature instead.
     """
-    if targets is None:
-        return _UNKNOWN
-    # Not the outputs and targets themselves, which may be so large that 200 more is not far.
-    targets, rng = torch.zeros_like(targets[: len(outputs)]), torch.Generator().manual_seed(2)
-    shape = (len(targets), *outputs.shape[1:])
-    way = torch.randn(shape, generator=rng).sign() * _FAR
+    rng, samples = torch.Generator().manual_seed(2), len(targets)
+    shape = (samples, *outputs_like[1:])
+    way = torch.randn(shape, generator=rng).sign() * distance
     outputs = torch.randn(shape, generator=rng)
 
     def slope(outputs: Tensor) -> Tensor:
@@ -84,21 +106,25 @@ def _shape(outputs: Tensor, loss: Loss, targets: Tensor | None) -> _Shape:
         return torch.autograd.grad(loss(outputs, targets).sum(), outputs)[0]
 
     def longest(slopes: Tensor) -> float:
-        return float(slopes.flatten(1).norm(dim=1).max())
+        return float(slopes.reshape(samples, -1).norm(dim=1).max())
 
     try:
         here, half, far = (slope(outputs + share * way) for share in (0.0, 0.5, 1.0))
-        down = slope(outputs - _FAR * nn.functional.normalize(here.flatten(1)).view_as(here))
+        downhill = nn.functional.normalize(here.reshape(samples, -1)).view_as(here)
+        down = slope(outputs - distance * downhill)
     except Exception:  # made-up targets that a loss of somebody's own does not take
         return _UNKNOWN
     changed = float((far - here).norm())
-    bends = changed * math.sqrt(here[0].numel() / len(here)) / _FAR  # summed over the outputs
+    summed = changed * math.sqrt(here[0].numel() / samples)  # over the outputs
     most = max(map(longest, (here, half, far)))
-    if not (math.isfinite(bends) and most > 0):
+    if not math.isfinite(summed):
         return _UNKNOWN
+    if most == 0:
+        return None
     if changed > 1.5 * float((half - here).norm()):
-        return _Shape(bends, math.inf, False)
-    return _Shape(bends, LEARNING_RATE / most, bends == 0 or longest(down) < 0.3 * most)
+        return _Shape(summed / distance, math.inf, False)
+    # Slopes that stay as they are from here on are still so at the larger distance.
+    return _Shape(summed / _FAR, LEARNING_RATE / most, changed == 0 or longest(down) < 0.3 * most)
 
 
 def _noise(moved: _Moved) -> float:
@@ -136,7 +162,10 @@ def made_up(model: nn.Module, like: Samples) -> Samples:
 class _Moved:
     """By how much noise of a standard deviation in the weights moves the scores, in the mean."""
 
-    def __init__(self, model: nn.Module, inputs: Any) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Any, scores: Callable[[Tensor], Tensor] = lambda o: o
+    ) -> None:
+        self.scores = scores  # of the outputs
         self.model = copy.deepcopy(model).cpu()
         self.inputs = each(lambda leaf: as_input(leaf[:_INPUTS]).cpu(), inputs)
         rng = torch.Generator().manual_seed(1)  # not that of made-up inputs: they would be alike
@@ -145,7 +174,8 @@ class _Moved:
             {n: torch.randn(w.shape, generator=rng) for n, w in self.weights.items()}
             for _ in range(_DRAWS)
         ]
-        self.outputs = call_with(self.model, self.weights, self.inputs)
+        tracked = {n: w.clone().requires_grad_() for n, w in self.weights.items()}
+        self.outputs = call_with(self.model, tracked, self.inputs)
         self.known = isinstance(self.outputs, Tensor)
         self.still = self._scores(self.weights) if self.known else torch.zeros(2)
         self.unit = max(1.0, float(self.still.std()))  # scores that begin large bear more
@@ -159,7 +189,7 @@ class _Moved:
 
     @torch.no_grad()
     def _scores(self, weights: dict[str, Tensor]) -> Tensor:
-        scores = call_with(self.model, weights, self.inputs)
+        scores = self.scores(call_with(self.model, weights, self.inputs))
         if scores.dim() < 2 or scores.shape[1] < 2:
             return scores
         return scores - scores.mean(dim=1, keepdim=True)  # what moves all alike changes nothing
@@ -176,6 +206,6 @@ def _where(moved: _Moved, target: float, low: float, high: float) -> float:
 
 
 _INPUTS, _DRAWS, _LITTLE = 64, 2, 1e-4
-_FAR = 200.0
+_FAR, _LESS_FAR = 200.0, 20.0
 _CROSS_ENTROPY = _Shape(1 / _FAR, LEARNING_RATE, True)  # each slope is between -1 and 1
 _UNKNOWN = _Shape(2.0, LEARNING_RATE, False)  # as if it were squared

@@ -71,6 +71,7 @@ def text(found: dict[str, Any]) -> str:
         f": ε = {found['epsilon_claimed']:.4g} at δ = {found['delta']:.3g} for {found['rounds']} "
         f"rounds ({found['relation'].replace('-', ' ')})",
         *(f"  problem: {problem}" for problem in found["problems"]),
+        *(f"  note: {note}" for note in found["notes"]),
         "",
         f"a person who does all they can, with confidence {100 * found['confidence']:g} %:",
         f"  one round they take part in: μ >= {found['mu_lower']:.4g}, claimed "

@@ -118,7 +118,7 @@ def resume(
     """Go on with a run that was stopped, at the round after the last one released."""
     from dpfedls.engine.ranks import find_workers
     from dpfedls.runs.folder import read_recipe
-    from dpfedls.runs.seal import STATEMENT
+    from dpfedls.runs.seal import is_finished
     from dpfedls.runs.simulate import assist
     from dpfedls.runs.simulate import resume as go_on
 
@@ -128,7 +128,7 @@ def resume(
                 assist(workers)
                 return
             recipe = read_recipe(run)
-            finished = (run / STATEMENT).is_file()
+            finished = is_finished(run)
             watch = [*logging_to(log or [], run), *watching(recipe, run)]
             result = go_on(run, watch, workers, trust=trust, settings=set_)
             if finished:  # said now: a refusal is one line

@@ -22,6 +22,7 @@ from dpfedls.runs import recipe as recipes
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord, Watch, summary
+from dpfedls.runs.seal import is_finished
 from dpfedls.runs.side_by_side import Job, SideBySide
 from dpfedls.runs.simulate import find_device, resume, start
 
@@ -63,11 +64,11 @@ def run_cells(cells: Sequence[Cell], options: Options) -> list[list[Run]]:
     """
     wanted = [[_job(cell, seed, options) for seed in range(options.seeds)] for cell in cells]
     if options.finished:
-        return [[read_run(job.folder) for job in row if _is_finished(job.folder)] for row in wanted]
+        return [[read_run(job.folder) for job in row if is_finished(job.folder)] for row in wanted]
     jobs = {job.folder: job for row in wanted for job in row}
     # Seed by seed: a task whose data are slow to make keeps those of the last seed.
     ordered = sorted(jobs.values(), key=lambda job: (job.rank, job.recipe.seed))
-    waiting = [job for job in ordered if not _is_finished(job.folder)]
+    waiting = [job for job in ordered if not is_finished(job.folder)]
     if waiting:  # runs that came from another machine are read where its device is not
         find_device(options.device)
     progress = _Progress(options.say, len(jobs), len(jobs) - len(waiting))
@@ -103,11 +104,6 @@ def _job(cell: Cell, seed: int, options: Options) -> _Job:
     recipe = resolve(cell, seed, options)
     folder = options.out / "runs" / f"{Path(cell.recipe).stem}-{recipes.fingerprint(recipe)}"
     return _Job(" ".join([cell.recipe, *cell.settings, f"seed={seed}"]), recipe, folder, cell.rank)
-
-
-def _is_finished(folder: Path) -> bool:
-    # Written behind the model, which no item reads: a run may travel here without its weights.
-    return (folder / "privacy.json").is_file()
 
 
 def _make(job: _Job, watch: Watch) -> None:

@@ -20,6 +20,7 @@ from dpfedls.paper.item import Item, Options
 from dpfedls.paper.writing import over_seeds, percent, table, write_item
 from dpfedls.runs.folder import read_recipe
 from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.seal import is_finished
 from dpfedls.sampling import PoissonSampling
 
 TASK = "svhn-cnn"
@@ -75,7 +76,7 @@ def collect(folder: Path) -> dict[Place, Seeds]:
     for path in sorted(folder.glob("*/privacy.json")):
         recipe = read_recipe(path.parent)
         place = _place(recipe)
-        if place is not None:
+        if place is not None and is_finished(path.parent):
             found[place][recipe.seed] = read_run(path.parent)
     return {place: dict(sorted(found[place].items())) for place in sorted(found)}
 

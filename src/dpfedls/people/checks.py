@@ -107,10 +107,10 @@ def check_samples(model: nn.Module, data: Any, where: str, loss: Loss = cross_en
         classes = check_fit(model, data.client(first), f"{where}[{first}]", loss)
         for people, rows in _blocks(data):
             try:  # many at once, and each alone only where something is wrong
-                check_values(model, data.take(rows), where, classes)
+                check_values(model, data.take(rows), where, loss, classes)
             except InputError:
                 for j in people:
-                    check_values(model, data.client(j), f"{where}[{j}]", classes)
+                    check_values(model, data.client(j), f"{where}[{j}]", loss, classes)
     else:
         _check(model, as_samples(data, where), where, loss)
 
@@ -118,7 +118,7 @@ def check_samples(model: nn.Module, data: Any, where: str, loss: Loss = cross_en
 def _check(model: nn.Module, samples: Samples, where: str, loss: Loss) -> None:
     if len(samples[1]) == 0:
         raise InputError(f"{where} holds no samples; give at least one")
-    check_values(model, samples, where, check_fit(model, samples, where, loss))
+    check_values(model, samples, where, loss, check_fit(model, samples, where, loss))
 
 
 def _someone(data: ClientData | LazyClients, where: str) -> int:

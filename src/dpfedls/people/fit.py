@@ -32,15 +32,7 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
             " is no number counts as zero: look for a log, a root or a division"
         )
     if loss is not cross_entropy:
-        try:
-            with torch.enable_grad():
-                losses = loss(_run(model, features), targets)
-        except Exception as error:
-            raise InputError(
-                f"loss fails on the model's outputs for samples of {where} ({_first_line(error)}); "
-                f"outputs have {_said(outputs)}, targets {_said(targets)}{_mend(outputs)}"
-            ) from error
-        _check_losses(losses, where, sound)
+        _check_losses(_losses(model, features, targets, where, loss), where, sound)
         return None
     if targets.is_floating_point() or targets.dim() != 1:
         raise InputError(
@@ -57,24 +49,70 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
 
 
 @torch.no_grad()
-def check_values(model: nn.Module, samples: Samples, where: str, classes: int | None) -> None:
+def check_values(
+    model: nn.Module, samples: Samples, where: str, loss: Loss, classes: int | None
+) -> None:
     """Refuse numbers that are none, tokens that the model does not know, labels it cannot give."""
     _check_finite(leaves(samples[0]), where, "features", "remove or fix them")
     mend = "remove or fix them, or mark what is missing by a number that your loss leaves out"
     _check_finite([samples[1]], where, "targets", mend)
     _check_tokens(model, samples[0], where)
-    if classes is None:
-        return
     labels = as_input(samples[1])
+    if classes is None:
+        _check_labels(model, samples[0], labels, where, loss)
+        return
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         relabel = "use y - 1" if low > 0 and high == classes else "relabel"
         mend = f"labels must be 0 to {classes - 1}: {relabel}, or widen the last layer"
         if classes == 1:
             mend = "for two classes give it two, or pass loss=…, as docs/your-data.md has it"
+        elif low < 0:
+            mend = f"labels must be 0 to {classes - 1}: {_leave_out(low)}"
         raise InputError(
             f"{where} has labels from {low} to {high}, but the model has {classes} outputs; {mend}"
         )
+
+
+def _check_labels(
+    model: nn.Module, features: Features, labels: Tensor, where: str, loss: Loss
+) -> None:
+    """Try a loss of somebody's own on the smallest and the largest label.
+
+    The engines would not: under vmap torch takes class -1 for the last one, and says nothing.
+    """
+    if not _is_whole(labels):
+        return
+    by_row = labels.reshape(len(labels), -1)
+    rows = torch.stack([by_row.amin(dim=1).argmin(), by_row.amax(dim=1).argmax()])
+    tried = each(lambda values: as_input(values[rows]).cpu(), features)
+    _losses(model, tried, labels[rows].cpu(), where, loss)
+
+
+def _losses(model: nn.Module, features: Features, targets: Tensor, where: str, loss: Loss) -> Any:
+    outputs = None
+    try:
+        with torch.enable_grad():
+            outputs = _run(model, features)
+            return loss(outputs, targets)
+    except Exception as error:
+        raise InputError(
+            f"loss fails on the model's outputs for samples of {where} ({_first_line(error)}); "
+            f"outputs have {_said(outputs)}, targets {_said(targets)}{_mend(outputs, targets)}"
+        ) from error
+
+
+def _leave_out(label: int) -> str:
+    """How to mend a negative label, which stands for none."""
+    if label == _IGNORED:
+        return (
+            f"{_IGNORED} marks what torch leaves out; leave these samples out, or pass "
+            'loss=torch.nn.CrossEntropyLoss(reduction="none"), which does'
+        )
+    return "leave out samples that have none, and number the classes from 0"
+
+
+_IGNORED = -100  # ignore_index of torch's losses
 
 
 def _check_losses(losses: Any, where: str, sound: bool) -> None:
@@ -270,8 +308,11 @@ def _as_labels(targets: Tensor) -> str:
     return "y.ravel()" if targets[0].numel() == 1 else "y.argmax(1) if they are one-hot"
 
 
-def _mend(outputs: Any) -> str:
-    """What usually has to be done to the outputs of a model with one."""
+def _mend(outputs: Any, targets: Tensor) -> str:
+    """What usually has to be done to negative labels, or to the outputs of a model with one."""
+    if _is_whole(targets) and int(targets.min()) < 0:
+        low, high = int(targets.min()), int(targets.max())
+        return f", from {low} to {high}; {_leave_out(low)}"
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] != 1:
         return ""
     return "; try outputs.squeeze(-1) and targets.float()"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpfedls.errors import InputError
-from dpfedls.privacy import chain
+from dpfedls.privacy import hash_chain
 from dpfedls.privacy.bounded import LOG, require_size
 from dpfedls.privacy.event import RoundEvent
 
@@ -52,11 +52,11 @@ def read_ledger(path: Path) -> Account:
     try:
         for part in (path, path.with_name(path.name + "-wal")):
             require_size(part, LOG)
-        verdict, rows = chain.read_rows(path)
+        verdict, rows = hash_chain.read_rows(path)
     except InputError as error:
         return _no_account(str(error))
     except (sqlite3.Error, UnicodeDecodeError) as error:  # damage reaches SQLite's own messages
-        if isinstance(error, sqlite3.Error) and chain.is_busy(error):
+        if isinstance(error, sqlite3.Error) and hash_chain.is_busy(error):
             return _no_account(f"{path.name} is in use: the run is going on; wait for it")
         return _no_account(f"{path.name} cannot be read as a ledger ({error})")
     if verdict != "ok":
@@ -66,9 +66,9 @@ def read_ledger(path: Path) -> Account:
     return read_account(rows)
 
 
-def read_account(rows: list[chain.Row]) -> Account:
+def read_account(rows: list[hash_chain.Row]) -> Account:
     """Follow the hash chain from the opening to the last payment."""
-    heads, problem = chain.follow(rows, [""])
+    heads, problem = hash_chain.follow(rows, [""])
     if problem:
         return _no_account(problem)
     try:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
-from dpfedls.privacy import chain
+from dpfedls.privacy import hash_chain
 from dpfedls.privacy.account import Entry, Payment, read_account
 from dpfedls.privacy.accountants import epsilon, rounds_for
 from dpfedls.privacy.curve import epsilon_by_round
@@ -91,7 +91,7 @@ class SqliteLedger(MemoryLedger):
         super().__init__(plan, budget)
         self.path, self.heads, self.payments = path, [""], []
         opening = {"format": 1, "plan": plan, "budget": budget, "recipe": recipe}
-        self._connection = chain.open_to_write(path, wait=0.2, alone=True)
+        self._connection = hash_chain.open_to_write(path, wait=0.2, alone=True)
         try:
             self.run = self._prepare(msgspec.json.decode(msgspec.json.encode(opening)))
         except BaseException:
@@ -105,7 +105,7 @@ class SqliteLedger(MemoryLedger):
 
     def _prepare(self, opening: dict[str, Any]) -> str:
         """Open the account, or find it as it was opened; the run's own name."""
-        rows = chain.rows_after(self._connection)
+        rows = hash_chain.rows_after(self._connection)
         if not rows:
             # A name of its own tells this ledger from that of another run of the same recipe.
             run = secrets.token_hex(8)
@@ -130,8 +130,8 @@ class SqliteLedger(MemoryLedger):
         self._append(msgspec.json.encode(Payment(entry.round, entry.event, entry.nonce, self.log)))
 
     def _append(self, payload: bytes) -> None:
-        with chain.transaction(self._connection):
-            head = chain.append(self._connection, self.head, payload)
+        with hash_chain.transaction(self._connection):
+            head = hash_chain.append(self._connection, self.head, payload)
         self.heads.append(head)
 
     def close(self) -> None:

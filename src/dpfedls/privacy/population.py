@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from dpfedls.errors import BudgetExhausted, InputError
-from dpfedls.privacy import chain
+from dpfedls.privacy import hash_chain
 from dpfedls.privacy.account import Account, Entry, read_account, read_ledger
 from dpfedls.privacy.accountants import check_delta, check_epsilon, epsilon
 from dpfedls.privacy.durable import make_folder
@@ -56,12 +56,12 @@ class Population:
     def spend(self, event: RoundEvent, round_: int, nonce: str) -> None:
         """Pay for one release, or raise BudgetExhausted and leave no trace."""
         entry = Entry(round_, event, nonce)
-        with closing(self._connect()) as connection, chain.transaction(connection):
+        with closing(self._connect()) as connection, hash_chain.transaction(connection):
             self._catch_up(connection)
             if entry in self._entries:  # the same noise on the same sum: nothing new is learned
                 return
             self._require_cover(event)
-            head = chain.append(connection, self._heads[-1], msgspec.json.encode(entry))
+            head = hash_chain.append(connection, self._heads[-1], msgspec.json.encode(entry))
         self._heads.append(head)
         self._entries.add(entry)
 
@@ -92,7 +92,7 @@ class Population:
         """A crash may leave a file without an entry: nothing was ever spent from it."""
         if self.path.is_file():
             with closing(self._connect()) as connection:
-                if chain.rows_after(connection):
+                if hash_chain.rows_after(connection):
                     return
         raise InputError(
             f"{self.path} is missing or empty, so it is not known what this population may spend "
@@ -101,10 +101,10 @@ class Population:
         )
 
     def _prepare(self, given: dict[str, Any]) -> tuple[float, float]:
-        with closing(self._connect()) as connection, chain.transaction(connection):
-            rows = chain.rows_after(connection)
+        with closing(self._connect()) as connection, hash_chain.transaction(connection):
+            rows = hash_chain.rows_after(connection)
             if not rows:
-                chain.append(connection, "", msgspec.json.encode(given))
+                hash_chain.append(connection, "", msgspec.json.encode(given))
                 log.warning(
                     "%s is a new account: its population may spend ε = %g at δ = %.3g in all",
                     *(self.path, given["budget"], given["delta"]),
@@ -125,13 +125,13 @@ class Population:
         return found.opening["budget"], found.opening["delta"]
 
     def _connect(self) -> sqlite3.Connection:
-        return chain.open_to_write(self.path, wait=_WAIT, alone=False)
+        return hash_chain.open_to_write(self.path, wait=_WAIT, alone=False)
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
         """Read what other runs have paid since the last look."""
         known = len(self._heads) - 1
-        rows = chain.rows_after(connection, known)
-        heads, problem = chain.follow(rows, self._heads)
+        rows = hash_chain.rows_after(connection, known)
+        heads, problem = hash_chain.follow(rows, self._heads)
         if problem:
             raise InputError(f"{self.path}: {problem}; restore the file from a backup")
         paid = rows[1:] if known == 0 else rows  # the first entry is the opening

@@ -117,6 +117,12 @@ def not_covered(test_from: str | None, nodes: Nodes | None) -> list[str]:
     ]
 
 
+def diverged(round_: int) -> dict[str, Any]:
+    """What the statement of a run says besides that ended early, at a model which is not finite."""
+    because = "the model of this round is not finite: training diverged"
+    return {"ended": {"round": round_, "because": because, "model": None}}
+
+
 def text(values: dict[str, Any]) -> str:
     """The statement as one page of Markdown; numbers that JSON had to leave out are infinite."""
     how = values["mechanism"]
@@ -130,6 +136,12 @@ def text(values: dict[str, Any]) -> str:
         lines += ["**No noise was added: this run is NOT private.**", ""]
     if values.get("left_without_noise"):
         lines += [f"**Left WITHOUT NOISE, outside every ε: {values['left_without_noise']}.**", ""]
+    if ended := values.get("ended"):
+        lines += [
+            f"**Ended at round {ended['round']} of {how['rounds']}: {ended['because']}. No model "
+            "is handed out; what was spent is spent.**",
+            "",
+        ]
     lines += [
         f"**ε = {_number(values['epsilon'])} at δ = {values['delta']:.3g}** for each person "
         f"({values['relation'].replace('-', ' ')}), after {how['rounds_paid']} of {how['rounds']} "

@@ -39,6 +39,11 @@ class Checkpoint(NamedTuple):
         """How many lines of the log it knows."""
         return self.round - bool(self.unwritten)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether no round can follow: the model is not finite."""
+        return not np.isfinite(self.params).all()
+
     def save(self, folder: Path) -> None:
         """Write the checkpoint of a run folder; a crash leaves the old one or the new one."""
         swap_in(folder / FILE, self._bytes())

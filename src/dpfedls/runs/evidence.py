@@ -73,7 +73,8 @@ def require_paid(
             f"up to {line} was altered or removed, and a report would show it: restore the file "
             "from a backup"
         )
-    _require_finished(folder, ledger, account, paid)
+    ended = found is not None and found.diverged  # whatever rounds are left
+    _require_finished(folder, ledger, account, paid, ended)
     if mode == "deployed":  # else the same noise again is the same release, and no harm
         _require_newest(folder, ledger, 0 if found is None else found.round)
     return heads
@@ -82,8 +83,9 @@ def require_paid(
 def is_sealed(folder: Path) -> bool:
     """Whether a run has ended here and each file is as it was sealed: then nothing is written."""
     files = sealed_files(_stated(folder))
-    there = (folder / name for name in SEALED)
-    return bool(files) and all(p.is_file() and _digest(folder, p) in files.items() for p in there)
+    there = [folder / name for name in SEALED if (folder / name).is_file()]
+    found = dict(_digest(folder, path) for path in there)
+    return bool(files) and found == {n: digest for n, digest in files.items() if n != STATEMENT}
 
 
 def _digest(folder: Path, path: Path) -> tuple[str, str]:
@@ -117,12 +119,14 @@ def _altered_since(found: Checkpoint | None, heads: list[str]) -> int | None:
     return None if heads[found.lines : found.lines + 1] == [found.log_head] else found.lines
 
 
-def _require_finished(folder: Path, ledger: SqliteLedger, account: Ledger, paid: set[int]) -> None:
+def _require_finished(
+    folder: Path, ledger: SqliteLedger, account: Ledger, paid: set[int], ended: bool
+) -> None:
     """What is written at the end of a run must not stand beside a ledger that has rounds left."""
     there = [name for name in _AT_THE_END if (folder / name).is_file()]
     if not there:
         return
-    if not paid >= set(range(ledger.plan.rounds)):
+    if not ended and not paid >= set(range(ledger.plan.rounds)):
         try:
             account.check(ledger.plan.round_event)
         except BudgetExhausted:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import inspect
 
+from dpfedls.component import WORDS
 from dpfedls.errors import unknown
 
 # What other libraries and papers call our keys. A name with its table is looked up before its last
@@ -77,10 +78,7 @@ def explain(message: str, values: dict[str, Any], source: str, recipe: type) -> 
 
 
 _OWN = "package.module:Name"
-_WORDS = {
-    **{"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"},
-    **{"object": "a table", "array": "a list", "null": ""},
-}
+_WORDS = WORDS | {"object": "a table", "array": "a list", "null": ""}
 
 
 def _listed(known: list[str]) -> str:

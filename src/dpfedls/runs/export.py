@@ -16,6 +16,7 @@ from dpfedls.privacy.meaning import attack_curve, meaning
 from dpfedls.privacy.wording import text
 from dpfedls.runs.curves import shown
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
+from dpfedls.runs.load import require_model
 from dpfedls.runs.record import last_metrics
 from dpfedls.runs.report import read_notes
 from dpfedls.runs.seal import STATEMENT, sealed_files
@@ -33,6 +34,7 @@ def export(folder: Path, out: Path) -> list[Path]:
             f"{folder} failed verification: {problems[0]}; nothing was written; all of it is "
             f"listed by: dpfedls privacy verify {folder}"
         )
+    require_model(folder)
     if read_statement(folder)["mode"] == "simulation":
         log.warning("a simulation: its noise came from a seed, so this model protects nobody")
     if not is_free(out):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,7 +56,7 @@ class RunFolder:
                 write_whole(folder / "recipe.toml", recipes.encode(recipe).encode())
             self.recipe = read_recipe(folder)  # a report is made of what stands in the folder
             require_ledger(folder)
-            self._sealed = is_sealed(folder)  # asked before the ledger is ours: see chain.py
+            self._sealed = is_sealed(folder)  # asked before the ledger is ours: see hash_chain.py
             digest = bounded.file_digest(folder / "recipe.toml")
             budget = recipe.budget if shared is None else None  # else it is the population's
             self.ledger = SqliteLedger(folder / "ledger.sqlite", recipe.plan, budget, digest)
@@ -173,15 +174,18 @@ class RunFolder:
         finally:
             self.ledger.close()
 
-    def seal(self, model: nn.Module, rounds: list[RoundRecord], facts: dict[str, Any]) -> None:
+    def seal(
+        self, model: nn.Module | None, rounds: list[RoundRecord], facts: dict[str, Any]
+    ) -> None:
         """Close the folder's account; write model, statement and report, unless they stand."""
         self.close()
         if self._sealed:
             return
         folder, recipe = self.folder, self.recipe
-        tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
-        described = model_metadata(recipe.mode, Layout.of(model).names)
-        write_whole(folder / "model.safetensors", save_model(tensors, described))
+        if model is not None:
+            tensors = {n: t.detach().cpu().contiguous() for n, t in model.named_parameters()}
+            described = model_metadata(recipe.mode, Layout.of(model).names)
+            write_whole(folder / "model.safetensors", save_model(tensors, described))
         write_report(folder, recipe, rounds, facts)
         seal(folder, facts)  # last: it holds a digest of everything else, the report included
 
@@ -226,6 +230,13 @@ def _population(recipe: Recipe, begun: bool) -> Population | None:
     if begun or recipe.budget is None:
         return Population(path)
     return Population(path, recipe.budget, recipe.plan.delta)
+
+
+def path_of(given: Any, name: str, such_as: str = "runs/mine") -> Path:
+    """The path that somebody gave as the argument of that name."""
+    if not isinstance(given, str | PathLike) or not str(given):
+        raise InputError(f'{name} = {given!r} is no path; give one such as {name}="{such_as}"')
+    return Path(given)
 
 
 def is_free(folder: Path) -> bool:

@@ -13,13 +13,16 @@ from torch import nn
 
 from dpfedls.errors import InputError
 from dpfedls.privacy.bounded import TENSORS, read_bounded
+from dpfedls.runs.folder import path_of
+from dpfedls.runs.seal import STATEMENT
 from dpfedls.runs.verify import read_statement
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """A copy of ``model`` with the weights that the run of a folder ended with."""
-    folder = Path(folder)
+    folder = path_of(folder, "folder")
     path = folder / "model.safetensors"
+    require_model(folder)
     if not path.is_file():
         raise InputError(
             f"{path} is not there: the run is not finished, or this is no run folder; finish it "
@@ -48,3 +51,12 @@ def load(folder: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         )
     loaded.load_state_dict(tensors, strict=False)  # buffers are constants and stay
     return loaded
+
+
+def require_model(folder: Path) -> None:
+    """Refuse the folder of a run that ended without a model."""
+    if (folder / STATEMENT).is_file() and (ended := read_statement(folder).get("ended")):
+        raise InputError(
+            f"{folder} has no model: {ended['because']} (round {ended['round']}); lower the "
+            "learning rate or server_rate in a new run"
+        )

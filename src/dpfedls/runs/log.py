@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from dpfedls.privacy.account import Payment
-from dpfedls.privacy.chain import link
+from dpfedls.privacy.hash_chain import link
 
 
 def log_heads(lines: Iterable[bytes]) -> list[str]:

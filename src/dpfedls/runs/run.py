@@ -28,16 +28,22 @@ from dpfedls.parameters import Layout, Vector
 from dpfedls.privacy.account import Entry
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
+from dpfedls.privacy.wording import diverged
 from dpfedls.runs.folder import RunFolder, names_in
 from dpfedls.runs.jsonable import plain
 from dpfedls.runs.origin import OwnCode
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import Result, RoundRecord, Watch
+from dpfedls.runs.seal import STATEMENT
 from dpfedls.server import Server, ServerState
 from dpfedls.tasks import own
 from dpfedls.tasks.task import Task
 
 log = logging.getLogger("dpfedls")
+
+
+class Diverged(InputError):
+    """A model that is not finite: the run has ended, and what it spent is spent."""
 
 
 @dataclass
@@ -63,7 +69,14 @@ class Run:
                 after.callback(_close, watcher)
             if self.folder is not None:
                 after.callback(self.folder.close)
-            return self._sealed(self._all_rounds(make_round))
+            try:
+                exhausted = self._all_rounds(make_round)
+            except Diverged:
+                if self.folder is not None:  # whoever took part has paid, and may read what
+                    facts = self._facts() | diverged(self.state.round)
+                    self.folder.seal(None, self.history, facts)
+                raise
+            return self._sealed(exhausted)
 
     def _all_rounds(
         self, make_round: Callable[[ServerState], ServerState]
@@ -98,7 +111,7 @@ class Run:
         self.state = state
         try:
             self._require_finite()
-        except InputError:
+        except Diverged:
             self._write(line)
             raise
         line = self._evaluated(line)
@@ -137,8 +150,12 @@ class Run:
 
     def _require_finite(self) -> None:
         if not torch.isfinite(self.state.params).all():
-            elsewhere = "" if self.folder is None else " in another folder"
-            raise InputError(
+            elsewhere = ""
+            if self.folder is not None:
+                elsewhere = (
+                    f" in another folder; {self.folder.folder / STATEMENT} says what was spent"
+                )
+            raise Diverged(
                 f"the model of round {self.state.round} is not finite: training diverged and the "
                 "run has ended, no further round is paid for; lower the learning rate or "
                 f"server_rate in a new run{elsewhere}"
@@ -162,7 +179,14 @@ class Run:
             # Known only now: a crash, or another run of the population, took the round that was
             # to follow, and a line of the log is not altered once a payment holds its digest.
             log.warning("the last model was not evaluated: metrics are of an earlier round's")
-        facts = statement(
+        facts = self._facts()
+        if self.folder is not None:
+            self.folder.seal(self.model, self.history, facts)
+        folder = None if self.folder is None else self.folder.folder
+        return Result(self.model, self.recipe, self.history, facts, self.engine, folder, exhausted)
+
+    def _facts(self) -> dict[str, Any]:
+        return statement(
             self.recipe.plan,
             mode=self.recipe.mode,
             ledger="memory" if self.folder is None else "durable",
@@ -172,10 +196,6 @@ class Run:
             test_from=self.task.test_from or None,
             nodes=self.recipe.nodes,
         )
-        if self.folder is not None:
-            self.folder.seal(self.model, self.history, facts)
-        folder = None if self.folder is None else self.folder.folder
-        return Result(self.model, self.recipe, self.history, facts, self.engine, folder, exhausted)
 
     @property
     def _own_ledger(self) -> MemoryLedger:

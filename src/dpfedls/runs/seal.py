@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpfedls.privacy.bounded import file_digest
+from dpfedls.privacy import bounded
+from dpfedls.privacy.bounded import file_digest, read_bounded
 from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.jsonable import plain
@@ -34,6 +35,17 @@ def seal(folder: Path, facts: dict[str, Any]) -> None:
     values = plain(facts) | {"files": files}
     files[STATEMENT] = content_digest(values)
     write_whole(folder / STATEMENT, json.dumps(values, indent=2).encode())
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has come to a model there; one that diverged has a statement and no model."""
+    path = folder / STATEMENT
+    if not path.is_file():
+        return False
+    try:
+        return "ended" not in json.loads(read_bounded(path, bounded.STATEMENT))
+    except (OSError, ValueError, TypeError, RecursionError):  # what is wrong with it, verify says
+        return True
 
 
 def sealed_files(stated: dict[str, Any]) -> dict[str, str]:

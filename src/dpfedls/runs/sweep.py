@@ -21,6 +21,7 @@ from dpfedls.runs.folder import is_free, read_recipe, read_rounds, require_folde
 from dpfedls.runs.grid import Metrics, Point, Tell, described, spread, tell_round
 from dpfedls.runs.recipe import Recipe, fingerprint
 from dpfedls.runs.record import Watch, last_metrics
+from dpfedls.runs.seal import is_finished
 from dpfedls.runs.side_by_side import Job, ProcessLost, SideBySide
 from dpfedls.runs.simulate import resume, start
 
@@ -92,7 +93,7 @@ def sweep(
     every = [_run(row, k, out) for k in range(seeds) for row in rows]
     waiting = []
     for run in every:
-        if (run.folder / "privacy.json").is_file():
+        if is_finished(run.folder):
             _take(run, None, tell)
         else:
             waiting.append(run)

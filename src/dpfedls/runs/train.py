@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,17 +19,15 @@ from dpfedls.denoising import AnyCallable, Identity
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.metrics import Metrics
-from dpfedls.people.lazy import People, people
 from dpfedls.people.losses import Loss, cross_entropy
-from dpfedls.people.samples import as_samples
 from dpfedls.privacy.accountants import usual_delta
 from dpfedls.privacy.accounting.search import WINDOW
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.fitting import ready
-from dpfedls.runs.folder import read_recipe
+from dpfedls.runs.folder import path_of, read_recipe
 from dpfedls.runs.recipe import PYTHON, NamedDenoiser, OwnDenoiser, Recipe
 from dpfedls.runs.record import Result, Watch
-from dpfedls.runs.seal import STATEMENT
+from dpfedls.runs.seal import is_finished
 from dpfedls.runs.simulate import simulate
 from dpfedls.runs.watch import Progress
 from dpfedls.stepping import Schedule, ServerRate
@@ -84,11 +82,12 @@ def train(
             f'population = "{population}" shares one budget on disk among runs, and this one has '
             'no ledger there; give folder="runs/mine"'
         )
-    if callable(watch):
+    if isinstance(watch, str) or not isinstance(watch, Sequence) or not all(map(callable, watch)):
         raise InputError(
-            f"watch is {own.name_of(watch)}, not a list; several may watch: give watch=[…]"
+            f"watch is {watch!r}, not a list of functions of a record; several may watch: give "
+            "watch=[…]"
         )
-    place = None if folder is None else Path(folder)
+    place = None if folder is None else path_of(folder, "folder")
     recipe, task, denoiser = asked(
         model=model,
         clients=clients,
@@ -105,7 +104,9 @@ def train(
         metrics=metrics,
         test=test,
         test_from=test_from,
-        population=None if population is None else str(Path(population).resolve()),
+        population=None
+        if population is None
+        else str(path_of(population, "population", "people.sqlite").resolve()),
         budget=budget,
         mode=mode,
         engine=engine,
@@ -115,7 +116,7 @@ def train(
         evaluate_every=evaluate_every,
     )
     watchers = [*watch, *([Progress()] if progress else [])]
-    if place is not None and (place / STATEMENT).is_file():
+    if place is not None and is_finished(place):
         log.warning("%s holds a finished run: its result is read, nothing is trained", place)
     try:
         result = simulate(recipe, task, denoiser, place, watchers)
@@ -152,28 +153,16 @@ def asked(
     Where ε alone is given and ``folder`` holds a run for it, what was chosen then is chosen now:
     another version of this package, or of SciPy, might choose otherwise.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model is {own.name_of(model)}, not a torch.nn.Module; give an instance, such as "
-            "torch.nn.Linear(64, 10)"
-        )
-    if not callable(loss) or isinstance(loss, type):
-        raise InputError(
-            f"loss is {own.name_of(loss)}, not a function of outputs and targets; give one, such "
-            'as torch.nn.CrossEntropyLoss(reduction="none")'
-        )
-    if not isinstance(metrics, Mapping | None):
-        raise InputError(
-            f"metrics is {own.name_of(metrics)}, not a dict; give each metric its name: "
-            'metrics={"mae": mae}, with mae(outputs, targets)'
-        )
-    data = people(clients)
+    task = Task(
+        clients, model, test, loss=loss, metrics={} if metrics is None else metrics,
+        test_from=test_from,
+    )  # fmt: skip
     if local is not None and not isinstance(local, LocalSGD):
         raise InputError(
             f"local is {own.name_of(local)}, not dpfedls.LocalSGD; clients take plain SGD steps, "
             "whose length the clip norm bounds: give LocalSGD(epochs=5, learning_rate=0.1), say"
         )
-    plan, usual, why = _promise(plan, epsilon, delta, data, folder)
+    plan, usual, why = _promise(plan, epsilon, delta, task.data.num_clients, folder)
     given = {"local": local, "denoiser": denoiser, "schedule": schedule, "server_rate": server_rate}
     denoiser = denoiser or usual.denoiser
     recipe = Recipe(
@@ -187,8 +176,6 @@ def asked(
         device=str(device),
         **settings,
     )
-    held = None if test is None else as_samples(test, "test")
-    task = Task(data, model, held, loss=loss, metrics=metrics or {}, test_from=test_from)
     return ready(recipe, task), task, denoiser
 
 
@@ -209,7 +196,7 @@ def _promise(
     plan: PrivacyPlan | None,
     epsilon: float | None,
     delta: float | None,
-    data: People,
+    num_clients: int,
     folder: Path | None,
 ) -> tuple[PrivacyPlan, _Usual, dict[str, str]]:
     """The plan, what goes with it where nothing else is said, and why."""
@@ -220,12 +207,12 @@ def _promise(
         )
     if plan is None:
         assert epsilon is not None
-        begun = _begun(folder, epsilon, delta, data.num_clients)
+        begun = _begun(folder, epsilon, delta, num_clients)
         if begun is not None:
             keys = {key.partition(".")[0] for key in begun.chosen} & set(_Usual._fields)
             usual = _BY_EPSILON._replace(**{key: getattr(begun, key) for key in keys})
             return begun.plan, usual, begun.chosen
-        plan, why = plan_for(data.num_clients, epsilon, delta)
+        plan, why = plan_for(num_clients, epsilon, delta)
         return plan, _BY_EPSILON, why | WHY
     if delta is not None:
         raise InputError("delta is part of the plan: give PrivacyPlan(delta=…) and leave it out")

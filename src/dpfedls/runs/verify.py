@@ -25,7 +25,7 @@ from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.population import unpaid_problems
 from dpfedls.privacy.statement import statement
-from dpfedls.privacy.wording import left_without_noise
+from dpfedls.privacy.wording import diverged, left_without_noise
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.jsonable import plain
 from dpfedls.runs.log import altered_line, log_heads
@@ -71,11 +71,15 @@ def verify(folder: Path) -> dict[str, Any]:
     except InputError as error:
         checks.append(Check("the run was finished and sealed", [str(error)]))
     else:
-        wrong, notes = _statement_problems(stated, account, plan, mode, nodes)
+        ended = diverged(state.round) if state is not None and state.diverged else {}
+        wrong, notes = _statement_problems(stated, account, plan, mode, nodes, ended)
         checks += [
             Check("the statement is what the ledger gives", wrong),
             Check("no file was altered since the run was sealed", _file_problems(folder, stated)),
-            Check("the model is the checkpoint's", _model_problems(folder, state)),
+            Check(
+                "no model was handed out" if ended else "the model is the checkpoint's",
+                _model_problems(folder, state),
+            ),
         ]
     spent = spent_epsilon(plan, account.entries)
     return _verdict(plan, mode, nodes, spent, checks) | {"not_checked": unseen, "notes": notes}
@@ -208,7 +212,12 @@ def _log_problems(folder: Path, account: Account, state: Checkpoint | None) -> l
 
 
 def _statement_problems(
-    stated: dict[str, Any], account: Account, plan: PrivacyPlan, mode: str, nodes: Nodes | None
+    stated: dict[str, Any],
+    account: Account,
+    plan: PrivacyPlan,
+    mode: str,
+    nodes: Nodes | None,
+    ended: dict[str, Any],
 ) -> tuple[list[str], list[str]]:
     """The statement must be the one that these entries give; and what is to be noted of it.
 
@@ -225,6 +234,7 @@ def _statement_problems(
         nodes=nodes,
         **_told(stated),
     )
+    facts |= ended
     found = {key: value for key, value in plain(facts).items() if key != "versions"}
     said = {key: value for key, value in stated.items() if key not in ("versions", "files")}
     present = in_present_words(said, found)
@@ -281,6 +291,8 @@ def _model_problems(folder: Path, state: Checkpoint | None) -> list[str]:
         trained = trained_vector(path)
     except InputError as error:
         return [str(error)]
+    if state.diverged:
+        return [f"{path.name} is there, but the run diverged and has no model"]
     if trained.tobytes() != state.average.tobytes():
         return [f"{path.name} does not hold the weights of the checkpoint"]
     return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,8 +11,9 @@ from torch import nn
 
 from dpfedls.errors import InputError, unknown
 from dpfedls.metrics import Metrics, Samples, accuracy
-from dpfedls.people.lazy import People
+from dpfedls.people.lazy import People, people
 from dpfedls.people.losses import Loss, cross_entropy
+from dpfedls.people.samples import as_samples
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks import own
 
@@ -37,6 +38,31 @@ class Task:
     test_from: str = ""  # whose samples the test is: said in the privacy statement
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise InputError(
+                f"model is {own.name_of(self.model)}, not a torch.nn.Module; give an instance, "
+                "such as torch.nn.Linear(64, 10)"
+            )
+        if not callable(self.loss) or isinstance(self.loss, type):
+            raise InputError(
+                f"loss is {own.name_of(self.loss)}, not a function of outputs and targets; give "
+                'one, such as torch.nn.CrossEntropyLoss(reduction="none")'
+            )
+        named = isinstance(self.metrics, Mapping) and all(isinstance(n, str) for n in self.metrics)
+        if not named or not all(map(callable, self.metrics.values())):
+            raise InputError(
+                f"metrics is {self.metrics!r}, not a dict of functions by name; give each "
+                'metric its name: metrics={"mae": mae}, with mae(outputs, targets)'
+            )
+        object.__setattr__(self, "data", people(self.data))
+        for name in ("test", "validation"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, as_samples(given, name))
+        if not isinstance(self.test_from, str):
+            raise InputError(
+                f"test_from = {self.test_from!r} is no text; say whose samples the test is, such "
+                'as test_from="volunteers"'
+            )
         if not self.metrics and self.loss is cross_entropy:
             object.__setattr__(self, "metrics", {"accuracy": accuracy})
         if "loss" in self.metrics:
