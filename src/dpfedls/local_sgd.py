@@ -126,11 +126,18 @@ def schedule(
 class LocalUpdate(Protocol):
     """Train each client of a block from ``params``; one row of updates per client.
 
-    ``radius`` is this round's clip norm, to which "step" projects and ``retry_step`` compares.
+    ``radius`` is this round's clip norm, to which "step" projects and ``retry_step`` compares;
+    ``pace`` times the round's learning rate is what it trains with.
     """
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates: ...
 
 
@@ -158,13 +165,19 @@ class LoopedUpdate(Update):
     """
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates:
         order, groups = schedule(self.local, self.data, clients, key)
         updates = torch.zeros(len(clients), self.layout.dim, device=params.device)
         for place, rows in zip(order, (rows for group in groups for rows in group), strict=True):
             if rows.size:
-                share, rate = params.new_ones(1), self.local.rate(round_)
+                share, rate = params.new_ones(1), pace * self.local.rate(round_)
                 for _ in range(TRAININGS):
                     updates[place], after = self._train(params, rows, rate, radius, share)
                     if after == share:

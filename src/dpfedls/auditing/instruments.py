@@ -88,11 +88,16 @@ class ObservedUpdate:
     planted: Planted
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates:
-        rows = self.planted(
-            clients, round_, radius, self.inner(params, clients, round_, key, radius)
-        )
+        made = self.inner(params, clients, round_, key, radius, pace)
+        rows = self.planted(clients, round_, radius, made)
         self.record[self.record.current].clients.append(clients.copy())
         self.record[self.record.current].rows.append(rows.clone())
         return rows

@@ -226,7 +226,9 @@ def altered(task: Task, person: int) -> Task:
     )
 
 
-def _nothing(params: Any, clients: Indices, round_: int, key: int, radius: float) -> Updates:
+def _nothing(
+    params: Any, clients: Indices, round_: int, key: int, radius: float, pace: float = 1.0
+) -> Updates:
     return torch.zeros(len(clients), len(params))
 
 
