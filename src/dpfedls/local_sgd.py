@@ -69,6 +69,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     projection: Literal["step", "final"] = "step"
     precision: Literal["float32", "bfloat16"] = "float32"
     retry_step: float | None = None  # share of the clip norm, above 1 ÷ steps if that adapts
+    shorten: float | None = None  # by this once cohorts vote that learning stalls; 16, say
 
     def __post_init__(self) -> None:
         check_types(self, "local.")
@@ -85,6 +86,8 @@ class LocalSGD(Component, frozen=True, tag=False):
         require_not_negative("local.weight_decay", self.weight_decay, "0 switches it off")
         if self.retry_step is not None:
             require_finite("local.retry_step", self.retry_step, "0.3 suits 25 steps")
+        if self.shorten is not None:
+            require_finite("local.shorten", self.shorten, "16 divides the learning rate by 16")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,10 +12,11 @@ from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_a
 from dpfedls.errors import InputError, require_share
 from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout, Total, Vector
+from dpfedls.privacy import stall
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import Noise
-from dpfedls.stepping import Schedule, ServerRate, step_length
+from dpfedls.stepping import Schedule, ServerRate, scaled, step_length
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Server:
     rate: ServerRate = 1.0  # η_g
     averaging: float = 0.0
     schedule: Schedule = "constant"
+    shorten: float | None = None  # local trainings by this, once learning stalls (privacy.stall)
 
     def __post_init__(self) -> None:
         if isinstance(self.denoiser, type) or not callable(self.denoiser):
@@ -63,12 +65,22 @@ class Server:
     def start(self, params: Vector) -> ServerState:
         """The state before the first round."""
         memory = first_memory(self.denoiser, self.layout)
+        memory |= {} if self.shorten is None else stall.first_votes(params)
         return ServerState(0, params, params, self.plan.clipping.start, memory).to(params.device)
 
     def bound(self, state: ServerState) -> Bound:
         """What a client may contribute to the next round."""
         norm, clipping = state.clip_norm, self.plan.clipping
-        return Bound(norm, clipping.indicator(norm), clipping.quantile)
+        bound = Bound(norm, clipping.indicator(norm), clipping.quantile)
+        if self.shorten is None:
+            return bound
+        earlier = stall.earlier(state.memory, self.plan, state.round)
+        return replace(bound, earlier=earlier, pace=1 / self.longer(state))
+
+    def longer(self, state: ServerState) -> float:
+        """By how much the server may go further, since clients go less far."""
+        stalled = self.shorten is not None and stall.stalled(state.memory)
+        return self.shorten if stalled and self.shorten else 1.0
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""
@@ -76,7 +88,8 @@ class Server:
 
     def step(self, state: ServerState) -> float:
         """What the next round's direction is multiplied by."""
-        return step_length(self.rate, self.schedule, self.plan, state.clip_norm, state.round)
+        rate = scaled(self.rate, self.longer(state))
+        return step_length(rate, self.schedule, self.plan, state.clip_norm, state.round)
 
     def finish_round(
         self, state: ServerState, total: Total, noise: Noise, nonce: str
@@ -91,7 +104,12 @@ class Server:
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * direction
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
-        norm = plan.clipping.following(state.clip_norm, release.inside, t, release.noise_stddev)
+        yes = release.inside
+        if self.shorten is not None:
+            votes = stall.following_votes(state.memory, plan, t, yes, params)
+            yes = None if stall.earlier(state.memory, plan, t) is not None else yes
+            memory = memory | votes
+        norm = plan.clipping.following(state.clip_norm, yes, t, release.noise_stddev)
         return ServerState(t + 1, params, average, norm, memory)
 
 
