@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpfedls.errors import InputError, require_positive
 from dpfedls.people.clients import ClientData, in_order
@@ -143,6 +143,8 @@ def people(clients: Any) -> People:
     """Everybody's data from whatever ``dpfedls.train(clients=…)`` was given."""
     if isinstance(clients, ClientData | LazyClients):
         return clients
+    if isinstance(clients, np.ndarray) and clients.dtype == object:
+        clients = clients.tolist()  # pairs, or two columns of arrays
     table = any(hasattr(clients, name) for name in ("columns", "column_names", "dtype"))
     # A DataLoader would do, and make a person of every batch: the promise would be for nobody.
     mixed = isinstance(clients, str | Dataset | DataLoader)
@@ -153,6 +155,8 @@ def people(clients: Any) -> People:
             "or ClientData.from_arrays(x, y, users), .from_frame(frame) or .from_dataset(dataset)"
         )
     everyone = in_order(clients)
+    if everyone and all(isinstance(d, TensorDataset) and len(d.tensors) == 2 for d in everyone):
+        return ClientData.from_pairs(d.tensors for d in everyone)  # in memory already
     if everyone and all(isinstance(own, Dataset) for own in everyone):
         return LazyClients(everyone)
     return ClientData.from_pairs(everyone)
