@@ -515,7 +515,7 @@ def test_people_takes_what_says_whose_sample_is_whose():
 
 
 def test_people_in_tensor_data_sets_or_an_array_of_objects_are_in_memory_already():
-    """Loaded sample by sample, the same training takes twenty times as long."""
+    """Loading sample by sample would take many times as long as the training."""
     pairs = [(torch.rand(n, 2), torch.zeros(n).long()) for n in (2, 0, 3)]
     flat = np.empty(3, dtype=object)
     flat[:] = [(x.numpy(), y.numpy()) for x, y in pairs]
