@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,20 +168,32 @@ def test_a_mapped_file_stays_mapped(tmp_path):
 
 
 def test_people_that_come_one_by_one_take_the_memory_of_one_copy():
-    """As the kernel counts it: 1.7 copies here; all held and then joined they take 2.8."""
-    people_, each = 20_000, 500
-    status = Path("/proc/self/status")
-    Path("/proc/self/clear_refs").write_text("5")  # the highest resident size begins anew
-    before = memory(status, "VmRSS")
-    pairs = ((np.ones((1, each), np.float32), np.zeros(1, np.int64)) for _ in range(people_))
-    data = ClientData.from_pairs(pairs)
-    assert data.features.sum() == people_ * each
-    assert memory(status, "VmHWM") - before < 2.2 * people_ * each * 4
+    """As the kernel counts it: 1.9 copies here; all held and then joined they take 2.8.
+
+    In a process of its own: what other tests have left behind in the allocator counts too.
+    """
+    done = subprocess.run([sys.executable, "-c", _COPIES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2.2
 
 
-def memory(status, name):
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith(name))
-    return 1024 * int(line.split()[1])
+_COPIES = """
+from pathlib import Path
+import numpy as np
+from dpfedls import ClientData
+
+def memory(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+people, each = 20_000, 500
+Path("/proc/self/clear_refs").write_text("5")  # the highest resident size begins anew
+before = memory("VmRSS")
+pairs = ((np.ones((1, each), np.float32), np.zeros(1, np.int64)) for _ in range(people))
+data = ClientData.from_pairs(pairs)
+assert data.features.sum() == people * each
+print((memory("VmHWM") - before) / (people * each * 4))
+"""
 
 
 def test_blocks_of_people_are_put_together_as_one(monkeypatch):
