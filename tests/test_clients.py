@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,20 +168,32 @@ def test_a_mapped_file_stays_mapped(tmp_path):
 
 
 def test_people_that_come_one_by_one_take_the_memory_of_one_copy():
-    """As the kernel counts it: 1.7 copies here; all held and then joined they take 2.8."""
-    people_, each = 20_000, 500
-    status = Path("/proc/self/status")
-    Path("/proc/self/clear_refs").write_text("5")  # the highest resident size begins anew
-    before = memory(status, "VmRSS")
-    pairs = ((np.ones((1, each), np.float32), np.zeros(1, np.int64)) for _ in range(people_))
-    data = ClientData.from_pairs(pairs)
-    assert data.features.sum() == people_ * each
-    assert memory(status, "VmHWM") - before < 2.2 * people_ * each * 4
+    """As the kernel counts it: 1.9 copies here; all held and then joined they take 2.8.
+
+    In a process of its own: what other tests have left behind in the allocator counts too.
+    """
+    done = subprocess.run([sys.executable, "-c", _COPIES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2.2
 
 
-def memory(status, name):
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith(name))
-    return 1024 * int(line.split()[1])
+_COPIES = """
+from pathlib import Path
+import numpy as np
+from dpfedls import ClientData
+
+def memory(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+people, each = 20_000, 500
+Path("/proc/self/clear_refs").write_text("5")  # the highest resident size begins anew
+before = memory("VmRSS")
+pairs = ((np.ones((1, each), np.float32), np.zeros(1, np.int64)) for _ in range(people))
+data = ClientData.from_pairs(pairs)
+assert data.features.sum() == people * each
+print((memory("VmHWM") - before) / (people * each * 4))
+"""
 
 
 def test_blocks_of_people_are_put_together_as_one(monkeypatch):
@@ -511,7 +524,23 @@ def test_people_takes_what_says_whose_sample_is_whose():
     assert people(data) is data
     for clients in ([pair], {"a": pair}, (pair,), iter([pair])):
         assert isinstance(people(clients), ClientData)
-    assert isinstance(people([TensorDataset(*pair)]), LazyClients)
+    assert isinstance(people([Items([(torch.zeros(1), 0)])]), LazyClients)
+
+
+def test_people_in_tensor_data_sets_or_an_array_of_objects_are_in_memory_already():
+    """Loading sample by sample would take many times as long as the training."""
+    pairs = [(torch.rand(n, 2), torch.zeros(n).long()) for n in (2, 0, 3)]
+    flat = np.empty(3, dtype=object)
+    flat[:] = [(x.numpy(), y.numpy()) for x, y in pairs]
+    wide = np.empty((3, 2), dtype=object)
+    wide[:, 0], wide[:, 1] = ([own[k].numpy() for own in pairs] for k in (0, 1))
+    for clients in ([TensorDataset(*own) for own in pairs], flat, wide):
+        data = people(clients)
+        assert isinstance(data, ClientData)
+        assert data.sizes.tolist() == [2, 0, 3]
+        assert torch.equal(data.client(2)[0], pairs[2][0])
+    three = TensorDataset(torch.zeros(2, 1), torch.zeros(2), torch.zeros(2))
+    assert isinstance(people([three]), LazyClients)  # and refused when it is loaded
 
 
 @pytest.mark.parametrize(
@@ -562,8 +591,9 @@ def test_the_same_people_give_the_same_model_however_their_data_lies():
     wide = ClientData.from_arrays(x[mixed].astype(float), y[mixed], users[mixed])
     for options in ({}, {"local": local(epochs=None, steps=1)}):  # all of one's samples, and some
         assert torch.equal(trained(wide, **options), trained(moved, **options))
-    lazy = [TensorDataset(a, b) for a, b in pairs]
-    torch.testing.assert_close(trained(lazy), expected)
+    sets = [TensorDataset(a, b) for a, b in pairs]
+    assert torch.equal(trained(sets), expected)
+    torch.testing.assert_close(trained(LazyClients(sets)), expected)
 
 
 def test_nobody_moves_anothers_update_wherever_the_rows_lie():

@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -124,6 +125,11 @@ train(model=net, clients=people, epsilon="2")
 train(model=net, clients=people[:9], epsilon=1.0)
 train(model=net, clients=[], epsilon=2.0)
 train(model=net, clients=(x, y), epsilon=2.0)
+train(net, [list(zip(x, y)) for x, y in people], epsilon=2.0)
+train(net, [(x, (y, y)) for x, y in people], epsilon=2.0)
+train(net, [(x, {"kind": y}) for x, y in people], epsilon=2.0)
+train(net, {"ann": frame}, epsilon=2.0)
+train(net, frame.groupby("who"), epsilon=2.0)
 train(model=net, clients=people, plan=plan, mode="deployed")
 train(model=net, clients=people, plan=plan, mode="real")
 train(model=net, clients=people, plan=plan, schedule="cosine")
@@ -259,6 +265,7 @@ def test_what_wrong_calls_are_told(place):
         noise_multiplier=1.0,
     )  # fmt: skip
     known |= {"torch": torch, "nn": torch.nn, "np": np, "x": x, "y": y, "plan": plan}
+    known["frame"] = pandas.DataFrame({"who": [0, 1], "y": [0, 1]})
     known |= {"people": list(zip(x, y, strict=True)), "net": torch.nn.Linear(8, 3)}
     said = []
     for line in CALLS.strip().splitlines():

@@ -232,7 +232,7 @@ def test_regression_with_a_loss_of_ones_own():
         ({"device": "gpu"}, "device 'gpu' is not there"),
         ({"block_size": 0}, "block_size must be > 0"),
         ({"seed": -1}, "seed must be a finite number >= 0"),
-        ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "replace_batch_norm"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "dpfedls.prepare"),
         ({"test": (torch.zeros(0, 4), torch.zeros(0).long())}, "test holds no samples"),
         ({"plan": plan(noise_multiplier=None)}, "no noise yet"),
     ],

@@ -118,6 +118,29 @@ def test_what_fills_up_a_batch_must_not_change_what_is_learned():
     assert "it learns otherwise from a short batch" in made.reason
 
 
+class Attentive(nn.Module):
+    """Token 0 is padding; where there is nothing else, attention has nothing to look at."""
+
+    def __init__(self, kept: int):
+        super().__init__()
+        self.words, self.kept = nn.Embedding(9, 8), kept
+        self.layer = nn.TransformerEncoderLayer(8, 1, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        padding = (x == 0) & (torch.arange(x.shape[1]) >= self.kept)
+        return self.head(self.layer(self.words(x), src_key_padding_mask=padding).mean(dim=1))
+
+
+def test_a_padding_mask_that_may_leave_nothing_is_told_how_to_train_faster():
+    tokens = people(torch.ones(15, 4).long(), torch.zeros(15).long())
+    made = choose(Attentive(kept=0), tokens, local())
+    assert made.name == "looped"
+    assert "samples of zeros" in made.reason
+    assert "mask[:, 0] = False" in made.reason
+    assert choose(Attentive(kept=1), tokens, local()).name == "vmapped"
+
+
 class Counter(nn.Linear):
     """Keeps to itself how often it ran, and learns by it."""
 

@@ -36,6 +36,7 @@ def test_init_writes_an_app_that_flower_accepts(tmp_path):
         tmp_path / "f" / f for f in FILES
     ]
     config, warnings = load_and_validate(tmp_path / "f" / "pyproject.toml")
+    del sys.modules["federation"]  # Flower imports it to look; every app's package has this name
     assert config["tool"]["flwr"]["app"]["components"]["serverapp"] == "federation.server:app"
     assert not warnings
     assert build_fab_from_disk(tmp_path / "f")

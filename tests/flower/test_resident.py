@@ -157,6 +157,7 @@ def test_a_worker_ends_with_its_node_even_in_the_middle_of_work(node):
 
     owner = FORK.Process(target=be_owner)
     owner.start()
+    said.close()  # so that an owner who dies before it speaks ends the wait
     worker = heard.recv()
     assert not is_gone(worker)
     owner.kill()

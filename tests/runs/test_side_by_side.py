@@ -198,7 +198,10 @@ def test_ctrl_c_ends_a_sweep_with_all_its_processes_and_nothing_is_lost(
     grid = ["--grid", "plan.clip_norm=0.3,0.6", "--seeds", "1", "--out", "s", "--jobs", "2"]
     call = ["sweep", "synthetic", *SMALL, "--set", "evaluate_every=1", *grid]
     (tmp_path / "hold").touch()
-    command = [sys.executable, "-m", "dpfedls", *call]
+    # What a job in the background started would ignore Ctrl-C, as its shell told it to.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    main = listen + "import runpy; runpy.run_module('dpfedls', run_name='__main__')"
+    command = [sys.executable, "-c", main, *call]
     running = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

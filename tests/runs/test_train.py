@@ -67,7 +67,7 @@ def test_who_is_malformed_is_named_in_a_simulation_and_counts_as_zero_when_deplo
     """Stopping in round t by name would tell that this person was drawn then."""
     caplog.set_level(logging.DEBUG)
     bad = (torch.full((6, 4), torch.nan), torch.zeros(6).long())
-    clients = [TensorDataset(*own) for own in (bad, *linear_clients(19))]
+    clients = dpfedls.LazyClients([TensorDataset(*own) for own in (bad, *linear_clients(19))])
     everybody = plan(rounds=3, sampler=dpfedls.PoissonSampling(rate=1.0))
     changes = {"clients": clients, "plan": everybody, "mode": mode, "folder": tmp_path / "r"}
     if mode == "simulation":
@@ -88,7 +88,9 @@ class FailsInTraining(nn.Linear):
 @pytest.mark.parametrize("lazy", [False, True])
 def test_what_trains_nobody_is_refused_before_anything_is_paid(tmp_path, lazy):
     """Deployed, whoever fails counts as zero; where all do, every round would be paid in vain."""
-    clients = [TensorDataset(*own) if lazy else own for own in linear_clients()]
+    clients = linear_clients()
+    if lazy:
+        clients = dpfedls.LazyClients([TensorDataset(*own) for own in clients])
     changes = {"clients": clients, "engine": "looped", "mode": "deployed"}
     for wrong, message in (
         ({"loss": nn.CrossEntropyLoss()}, "one loss per sample"),

@@ -55,6 +55,11 @@ def probe(update: VmappedUpdate) -> None:
     changed = [name for name, tensor in vmapped.constants.items() if tensor._version]
     if changed:
         raise NotVmapped(f"buffer {changed[0]!r} changes when the model runs")
+    if found.isnan().any() and not expected.isnan().any():  # attention to nothing: 0 ÷ 0
+        raise NotVmapped(
+            "it gives NaN for samples of zeros, where one by one it does not; if 0 is padding, let "
+            "its mask leave one position: mask[:, 0] = False"
+        )
     if not _alike(found, expected, _rounding(local.precision, params)):
         raise NotVmapped("it learns otherwise from a short batch: samples of a batch depend on it")
 

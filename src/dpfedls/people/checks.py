@@ -38,8 +38,7 @@ def check_model(model: nn.Module) -> None:
         if keeps_statistics(module):
             raise InputError(
                 f"{where} keeps running statistics of private data, which would leave without "
-                "noise; use GroupNorm: model = dpfedls.replace_batch_norm(model), or freeze it by "
-                ".eval()"
+                "noise; use GroupNorm: model = dpfedls.prepare(model), or freeze it by .eval()"
             )
         if module.training and dropout_of(module) > 0:
             raise InputError(

@@ -263,9 +263,10 @@ def _cannot_be_fed(model: nn.Module, features: Features, where: str, failed: _Fa
         else:
             masks = all(values.dtype == torch.bool for values in whole)
             kind = "True and False" if masks else "whole numbers"
+            pixels = "" if masks else ", and divide pixels by 255"
             return (
                 f"{where} has features of {kind}, but the model needs floats; convert them with "
-                'x.float(), an array with x.astype("float32")'
+                f'x.float(), an array with x.astype("float32"){pixels}'
             )
     shapes = ", ".join(str(tuple(v.shape[1:])) for v in leaves(features))
     kind = "" if isinstance(features, Tensor) else f", as one {type(features).__name__}"

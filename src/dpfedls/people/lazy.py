@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpfedls.errors import InputError, require_positive
 from dpfedls.people.clients import ClientData, in_order
@@ -143,16 +143,27 @@ def people(clients: Any) -> People:
     """Everybody's data from whatever ``dpfedls.train(clients=…)`` was given."""
     if isinstance(clients, ClientData | LazyClients):
         return clients
-    table = any(hasattr(clients, name) for name in ("columns", "column_names", "dtype"))
+    if isinstance(clients, np.ndarray) and clients.dtype == object:
+        clients = clients.tolist()  # pairs, or two columns of arrays
+    tables = ("columns", "column_names", "dtype", "get_group")
+    table = any(hasattr(clients, name) for name in tables)
     # A DataLoader would do, and make a person of every batch: the promise would be for nobody.
     mixed = isinstance(clients, str | Dataset | DataLoader)
     if table or mixed or not hasattr(clients, "__iter__"):
         raise InputError(
             f"clients is a {type(clients).__name__}, which does not say whose sample is whose; "
             "give a list or dict with one (features, targets) pair or one torch Dataset a person, "
-            "or ClientData.from_arrays(x, y, users), .from_frame(frame) or .from_dataset(dataset)"
+            "or ClientData.from_arrays(x, y, users), .from_frame(frame, user=…, target=…) or "
+            ".from_dataset(dataset, user=…)"
         )
     everyone = in_order(clients)
+    if len(everyone) == 2 and all(hasattr(own, "dtype") for own in everyone):
+        raise InputError(
+            "clients are two arrays, which do not say whose sample is whose; give zip(x, y) if "
+            "their rows are people, ClientData.from_arrays(x, y, users) if they are samples"
+        )
+    if everyone and all(isinstance(d, TensorDataset) and len(d.tensors) == 2 for d in everyone):
+        return ClientData.from_pairs(d.tensors for d in everyone)  # in memory already
     if everyone and all(isinstance(own, Dataset) for own in everyone):
         return LazyClients(everyone)
     return ClientData.from_pairs(everyone)

@@ -24,14 +24,15 @@ def as_samples(pair: Any, where: str) -> Samples:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InputError(
             f"{where} is {_named(pair)}, not a pair of tensors or arrays; give (features, targets)"
-            f"{_PAIRED if isinstance(pair, Dataset | DataLoader) else _SEVERAL}"
+            f"{_how(pair)}"
         )
     features = each(lambda values: _tensor(values, f"features of {where}"), pair[0])
     targets = _tensor(pair[1], f"targets of {where}")
     for rows in {len(leaf) for leaf in leaves(features)} - {len(targets)}:
+        several = targets.dim() > 1 and targets.shape[1] == rows
         raise InputError(
             f"{where} has {rows} rows of features but {len(targets)} targets; give one target for "
-            "every row"
+            f"every row{_COLUMNS if several else ''}"
         )
     # True and False are the labels 1 and 0 (a loss on fractions says targets.float()).
     return features, targets.view(torch.uint8) if targets.dtype == torch.bool else targets
@@ -85,8 +86,18 @@ def select(values: Tensor, rows: Tensor) -> Tensor:
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-_PAIRED = ": of a Dataset d (a loader's .dataset) next(iter(DataLoader(d, batch_size=len(d))))"
-_SEVERAL = ", features perhaps a dict or tuple of arrays"
+_COLUMNS = ", several as columns of one array, which loss takes apart"
+
+
+def _how(value: Any) -> str:
+    """How what is no pair becomes one."""
+    if isinstance(value, Dataset | DataLoader):
+        return ": of a Dataset d (a loader's .dataset) next(iter(DataLoader(d, batch_size=len(d))))"
+    if hasattr(value, "columns"):
+        return ': of a frame (frame.drop(columns="y"), frame["y"]), or ClientData.from_frame'
+    if isinstance(value, list | tuple) and value and all(isinstance(own, tuple) for own in value):
+        return ": of samples x, y = zip(*samples), then (numpy.stack(x), numpy.array(y))"
+    return ", features perhaps a dict or tuple of arrays"
 
 
 def _named(value: Any) -> str:
@@ -101,6 +112,8 @@ def _is_leaf(node: Any) -> bool:
 def _tensor(values: Any, where: str) -> Tensor:
     """A tensor on the same memory, so that a mapped file stays mapped."""
     try:
+        if isinstance(values, dict):
+            raise TypeError(f"they are a dict: give them{_COLUMNS.removeprefix(', several')}")
         if not isinstance(values, Tensor):
             array = np.asarray(values)
             first = array.flat[0] if array.dtype.kind == "O" and array.size else None

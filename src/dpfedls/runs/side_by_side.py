@@ -7,7 +7,6 @@ in the same order, and the results are equal to the last digit.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import threading
 import traceback
@@ -102,7 +101,7 @@ class SideBySide:
         """Give the job to a process that has none; where its answers come from."""
         try:
             content = ForkingPickler.dumps((work, job))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except Exception as error:  # whatever an object of somebody's own raises
             raise InputError(
                 f"{job.name} cannot be sent to another process ({error}); leave --jobs out, which "
                 "makes runs one by one in this process"

@@ -83,7 +83,7 @@ class Trial:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """With its noise chosen: once, for all seeds."""
+        """With its noise chosen."""
         return self.point.recipe.resolved()
 
 
