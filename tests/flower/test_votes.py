@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from test_strategy import Crash, app_of, deploy, small, strategy_of, task_of, watched
 
 from dpfedls import InputError
 from dpfedls.clipping import Bound
 from dpfedls.flower.client import Node, make_ask, pack_models
 from dpfedls.flower.replies import Refused, Request, make_reply, read_update, unpack
+from dpfedls.flower.resident import FORK, _receive, _send
 from dpfedls.parameters import Layout
 from dpfedls.people.losses import cross_entropy
 from dpfedls.runs import simulate as runs
@@ -48,12 +49,22 @@ def assert_same(found, expected, rounding=0.0):
     """Models to the last bit; what is made from sums of answers up to ``rounding``."""
     assert found.round == expected.round
     assert found.clip_norm == pytest.approx(expected.clip_norm, rel=rounding, abs=0)
-    assert found.memory.keys() == expected.memory.keys() >= {"stall.older", "stall.newer"}
+    assert found.memory.keys() == expected.memory.keys()
     for name, tensor in expected.memory.items():
-        near = rounding if name == "stall.said" else 0.0
+        near = rounding if name.endswith(".said") else 0.0
         np.testing.assert_allclose(found.memory[name], tensor, rtol=near, atol=0)
     assert np.array_equal(found.params, expected.params)
     assert np.array_equal(found.average, expected.average)
+
+
+def said(kept):
+    """The sum of the shares in this window, how many there were, and whether a stall was found."""
+    (found,) = (tensor for name, tensor in kept.memory.items() if name.endswith(".said"))
+    return found
+
+
+def voted(bounds):
+    return [t for t, bound in enumerate(bounds) if bound.earlier is not None]
 
 
 def test_votes_and_what_follows_from_them_are_those_of_the_simulation(tmp_path, deployed):
@@ -61,7 +72,7 @@ def test_votes_and_what_follows_from_them_are_those_of_the_simulation(tmp_path, 
     runs.start(STALLING, tmp_path / "r")
     simulated = Checkpoint.load(tmp_path / "r")
     assert_same(deployed[-1], simulated, rounding=1e-12)
-    assert simulated.memory["stall.said"][2] == 1  # it was found
+    assert said(simulated)[2] == 1  # it was found
 
 
 def test_the_earlier_model_travels_in_rounds_of_a_vote_and_in_no_other(deployed):
@@ -69,30 +80,30 @@ def test_the_earlier_model_travels_in_rounds_of_a_vote_and_in_no_other(deployed)
     paces = [content["ask"]["pace"] for content in asked]
     found = paces.index(1 / 16)
     assert paces == [1.0] * found + [1 / 16] * (30 - found)
-    voted = [t for t in range(30) if bounds[t].earlier is not None]
-    assert len(voted) > 1
-    assert max(voted) < found
+    votes = voted(bounds)
+    assert len(votes) > 1
+    assert max(votes) < found
     for t, content in enumerate(asked):
-        assert set(content) == ({"ask", "model", "earlier"} if t in voted else {"ask", "model"})
-    for t in voted:
+        assert set(content) == ({"ask", "model", "earlier"} if t in votes else {"ask", "model"})
+    for t in votes:
         assert torch.equal(unpack(asked[t]["earlier"], layout), bounds[t].earlier)
 
 
 def test_a_run_goes_on_in_the_middle_of_a_window(tmp_path, deployed):
-    """Round 4 is the first vote; round 6 ends the window."""
+    """After the first vote; a window has three rounds, and this one goes on."""
+    *_, bounds, whole = deployed
     strategy, grid = strategy_of(STALLING, tmp_path / "r"), FakeGrid(app_of(STALLING), 1)
 
     def crash(line):
-        if line.round == 4:
+        if line.round == voted(bounds)[0] + 1:
             raise Crash
 
     watched(strategy, crash)
     with pytest.raises(Crash):
         strategy.start(grid, timeout=0)
-    said = Checkpoint.load(tmp_path / "r").memory["stall.said"]
-    assert said[1] == 1  # one vote counts, and no window has ended since
+    assert said(Checkpoint.load(tmp_path / "r"))[1] == 1
     deploy(STALLING, tmp_path / "r", nodes=1)
-    assert_same(Checkpoint.load(tmp_path / "r"), deployed[-1])
+    assert_same(Checkpoint.load(tmp_path / "r"), whole)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +152,31 @@ def test_a_node_refuses_what_its_own_recipe_does_not_ask_for(settings, bound, wh
     with pytest.raises(InputError, match=f"the server asks .*{why}.* on both sides") as error:
         holder.train(ask(holder, GOOD, bound))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("which", ["model", "earlier"])
+def test_both_models_are_checked_alike(which):
+    holder = node(GOOD, ADAPTIVE, "local.shorten=16")
+    asked = ask(holder, GOOD, Bound(0.3, INDICATOR, earlier=EARLIER))
+    holder.train(asked)
+    asked[which]["weight"].shape = (64, 4)
+    with pytest.raises(Refused, match="has shape"):
+        holder.train(asked)
+
+
+def test_a_question_of_two_models_reaches_the_worker_as_it_was_sent():
+    """Also of one model twice, whose pieces Flower sends once."""
+    FakeGrid(app_of(STALLING), 0)  # says which run this is
+    holder = node(GOOD, ADAPTIVE, "local.shorten=16")
+    same = holder.layout.read(holder.model)
+    for earlier in (EARLIER, same):
+        content = ask(holder, GOOD, Bound(0.3, INDICATOR, earlier=earlier))
+        context = Context(1, 100, {}, RecordDict(), {})
+        ours, theirs = FORK.Pipe()
+        _send(ours, Message(content, dst_node_id=100, message_type="train"), context)
+        received, _ = _receive(theirs)
+        assert torch.equal(unpack(received.content["earlier"], holder.layout), earlier)
+        assert torch.equal(unpack(received.content["model"], holder.layout), same)
 
 
 def picky(outputs, targets):
