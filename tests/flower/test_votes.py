@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_grid import FakeGrid
 from flwr.app import Context, Message, RecordDict
-from test_strategy import Crash, app_of, deploy, small, strategy_of, task_of, watched
+from test_strategy import Crash, app_of, small, strategy_of, task_of, watched
 
 from dpfedls import InputError
 from dpfedls.clipping import Bound
@@ -22,27 +22,49 @@ from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import Checkpoint
 
 ADAPTIVE = 'plan.clip_norm={kind="adaptive", start=0.3, quantile=0.5}'
-# A learning rate 100 times too long: fewer than a tenth say that the model has become better.
+# A learning rate 100 times too long: fewer than a tenth say that the model has become better. A
+# vote is held where its noise lets it tell: hence so many people, and windows of three rounds.
 STALLING = small(
-    ADAPTIVE, "local.shorten=16", "local.learning_rate=10", "plan.num_clients=20",
-    "plan.rounds=30", "plan.sampler.rate=1.0", "plan.noise_multiplier=0.3", "evaluate_every=30",
+    ADAPTIVE, "local.shorten=16", "local.learning_rate=10", "plan.num_clients=75",
+    "plan.rounds=30", "plan.sampler.rate=1.0", "plan.noise_multiplier=0.1", "evaluate_every=30",
 )  # fmt: skip
+LAST = 14  # the stall is found before that; the rounds after it would show nothing more
 TASK = task_of(STALLING)
 GOOD = {j: TASK.data.client(j) for j in (3, 8, 11)}
-EARLIER = torch.zeros(Layout.of(TASK.model).dim)
+LAYOUT = Layout.of(TASK.model)
+EARLIER = torch.zeros(LAYOUT.dim)
 INDICATOR = STALLING.plan.clipping.indicator(0.3)
+
+
+def until(last):
+    """A watch that ends a run after this round."""
+
+    def crash(line):
+        if line.round == last:
+            raise Crash
+
+    return crash
+
+
+def on_one_node(folder, last):
+    """Start or resume up to a round: what is asked in each, and which earlier model it needs."""
+    strategy, grid = strategy_of(STALLING, folder), FakeGrid(app_of(STALLING), 1)
+    earlier = []
+    note = lambda _=None: earlier.append(strategy.server.bound(strategy.run.state).earlier)  # noqa: E731
+    note()
+    watched(strategy, note)
+    watched(strategy, until(last))
+    with pytest.raises(Crash):
+        strategy.start(grid, timeout=0)
+    asked = [m.content for m in grid.sent if m.metadata.message_type == "train"]
+    return asked, earlier[: len(asked)]
 
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
-    """A whole run on one node: its strategy, what was sent, the bounds of each round, its end."""
+    """A run that is not interrupted, and the state at its end."""
     folder = tmp_path_factory.mktemp("deployed") / "r"
-    strategy, grid = strategy_of(STALLING, folder), FakeGrid(app_of(STALLING), 1)
-    bounds = [strategy.server.bound(strategy.run.state)]
-    watched(strategy, lambda _: bounds.append(strategy.server.bound(strategy.run.state)))
-    strategy.start(grid, timeout=0)
-    asked = [m.content for m in grid.sent if m.metadata.message_type == "train"]
-    return strategy.server.layout, asked, bounds[:30], Checkpoint.load(folder)
+    return *on_one_node(folder, LAST), Checkpoint.load(folder)
 
 
 def assert_same(found, expected, rounding=0.0):
@@ -63,46 +85,36 @@ def said(kept):
     return found
 
 
-def voted(bounds):
-    return [t for t, bound in enumerate(bounds) if bound.earlier is not None]
-
-
 def test_votes_and_what_follows_from_them_are_those_of_the_simulation(tmp_path, deployed):
     """Answers are added person by person here, so their sum may differ in its last digit."""
-    runs.start(STALLING, tmp_path / "r")
+    with pytest.raises(Crash):
+        runs.start(STALLING, tmp_path / "r", [until(LAST)])
     simulated = Checkpoint.load(tmp_path / "r")
     assert_same(deployed[-1], simulated, rounding=1e-12)
     assert said(simulated)[2] == 1  # it was found
 
 
 def test_the_earlier_model_travels_in_rounds_of_a_vote_and_in_no_other(deployed):
-    layout, asked, bounds, _ = deployed
+    asked, earlier, _ = deployed
     paces = [content["ask"]["pace"] for content in asked]
     found = paces.index(1 / 16)
-    assert paces == [1.0] * found + [1 / 16] * (30 - found)
-    votes = voted(bounds)
+    assert paces == [1.0] * found + [1 / 16] * (LAST - found)
+    votes = [t for t in range(LAST) if earlier[t] is not None]
     assert len(votes) > 1
     assert max(votes) < found
     for t, content in enumerate(asked):
         assert set(content) == ({"ask", "model", "earlier"} if t in votes else {"ask", "model"})
     for t in votes:
-        assert torch.equal(unpack(asked[t]["earlier"], layout), bounds[t].earlier)
+        assert torch.equal(unpack(asked[t]["earlier"], LAYOUT), earlier[t])
 
 
 def test_a_run_goes_on_in_the_middle_of_a_window(tmp_path, deployed):
-    """After the first vote; a window has three rounds, and this one goes on."""
-    *_, bounds, whole = deployed
-    strategy, grid = strategy_of(STALLING, tmp_path / "r"), FakeGrid(app_of(STALLING), 1)
-
-    def crash(line):
-        if line.round == voted(bounds)[0] + 1:
-            raise Crash
-
-    watched(strategy, crash)
-    with pytest.raises(Crash):
-        strategy.start(grid, timeout=0)
+    """After the first vote, which is not the last round of its window."""
+    _, earlier, whole = deployed
+    first = next(t for t in range(LAST) if earlier[t] is not None)
+    on_one_node(tmp_path / "r", first + 1)
     assert said(Checkpoint.load(tmp_path / "r"))[1] == 1
-    deploy(STALLING, tmp_path / "r", nodes=1)
+    on_one_node(tmp_path / "r", LAST)
     assert_same(Checkpoint.load(tmp_path / "r"), whole)
 
 
@@ -115,24 +127,24 @@ def test_a_node_counts_in_a_vote_for_no_more_than_its_people(inside, fine):
     FakeGrid(app_of(STALLING), 0)  # says which run this is
     question = Message(RecordDict(), dst_node_id=100, message_type="train")
     question.metadata.__dict__["_message_id"] = "q"
-    layout, bound = Layout.of(TASK.model), Bound(0.3, INDICATOR, earlier=EARLIER)
+    bound = Bound(0.3, INDICATOR, earlier=EARLIER)
     total = torch.cat([EARLIER.double(), torch.tensor([inside * INDICATOR], dtype=torch.float64)])
-    reply = Message(make_reply(total, layout, 4), reply_to=question)
+    reply = Message(make_reply(total, LAYOUT, 4), reply_to=question)
     if fine:
-        assert torch.equal(read_update(reply, Request(100, 4, 2), layout, bound), total)
+        assert torch.equal(read_update(reply, Request(100, 4, 2), LAYOUT, bound), total)
     else:
         with pytest.raises(Refused, match="its count of people who say yes"):
-            read_update(reply, Request(100, 4, 2), layout, bound)
+            read_update(reply, Request(100, 4, 2), LAYOUT, bound)
 
 
 def ask(holder, people, bound):
     params = holder.layout.read(holder.model)
-    models = pack_models(params, bound, holder.layout)
+    models = pack_models(params, bound, LAYOUT)
     return make_ask(3, 5, np.array(sorted(people)), models, bound)
 
 
 def node(people, *settings, loss=cross_entropy):
-    recipe = small("plan.num_clients=20", *settings)
+    recipe = small("plan.num_clients=40", *settings)
     return Node.of(recipe, TASK.model, people, loss)
 
 
@@ -175,8 +187,8 @@ def test_a_question_of_two_models_reaches_the_worker_as_it_was_sent():
         ours, theirs = FORK.Pipe()
         _send(ours, Message(content, dst_node_id=100, message_type="train"), context)
         received, _ = _receive(theirs)
-        assert torch.equal(unpack(received.content["earlier"], holder.layout), earlier)
-        assert torch.equal(unpack(received.content["model"], holder.layout), same)
+        assert torch.equal(unpack(received.content["earlier"], LAYOUT), earlier)
+        assert torch.equal(unpack(received.content["model"], LAYOUT), same)
 
 
 def picky(outputs, targets):
