@@ -89,6 +89,8 @@ def table() -> str:
         found.setdefault(key, {})[row["seed"], row["vote"]] = row
     for (task, epsilon), rows in sorted(found.items()):
         seeds = sorted(seed for seed, voting in rows if voting and (seed, False) in rows)
+        if not seeds:
+            continue
         alone, votes = ([rows[s, v]["score"] for s in seeds] for v in (False, True))
         apart = [b - a for a, b in zip(alone, votes, strict=True)]
         digits = 2 if rows[seeds[0], True]["of"] == "accuracy" else 4
