@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from dpfedls.auditing.instruments import Record, Round
+from dpfedls.auditing.votes import votes
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.sampling import FixedSizeSampling
@@ -62,7 +63,7 @@ def fresh_problems(record: Record) -> list[str]:
 
 
 def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:
-    """What each person may add to the sum, one row each: the update clipped, then the indicator."""
+    """What each person may add to the sum, one row each: the update clipped, then yes or no."""
     norm = seen.bounds[0].norm
     rows = np.concatenate([row.double().cpu().numpy() for row in seen.rows] or [np.empty((0, 0))])
     with np.errstate(all="ignore"):
@@ -72,9 +73,10 @@ def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:
     if not isinstance(plan.clip_norm, AdaptiveClipping):
         return clipped
     quantile = plan.clip_norm.quantile
-    inside = (lengths < norm * (1 - _ON_THE_SPHERE)) - quantile
-    inside[lengths == 0] = 0.0  # whoever sends nothing has no length
-    return np.column_stack([clipped, _indicator(norm, quantile) * inside])
+    asked = seen.bounds[0].earlier is not None
+    yes = (votes(seen) if asked else lengths < norm * (1 - _ON_THE_SPHERE)) - quantile
+    yes[lengths == 0] = 0.0  # whoever sends nothing has no length, and no vote
+    return np.column_stack([clipped, _indicator(norm, quantile) * yes])
 
 
 def expected_total(plan: PrivacyPlan, seen: Round) -> np.ndarray:

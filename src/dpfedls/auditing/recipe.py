@@ -18,6 +18,8 @@ from dpfedls.auditing.bounds import largest_deviation, scale_error_found
 from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries, check_canaries
 from dpfedls.auditing.instruments import Record
 from dpfedls.auditing.kept import kept_notes, kept_problems
+from dpfedls.auditing.public import following_problems, replayed
+from dpfedls.auditing.stall import FEWEST_ROUNDS
 from dpfedls.auditing.whole import company_problems, deployed, whole_run_problems
 from dpfedls.auditing.worlds import (
     made_up_lengths,
@@ -129,7 +131,7 @@ def audit(
         "trials": trials,
         "folder": None if folder is None else str(folder),
         "canary": msgspec.to_builtins(canaried),
-        "notes": [] if folder is None else kept_notes(folder),
+        "notes": [*([] if folder is None else kept_notes(folder)), *not_seen(small)],
         "note": NOTE,
     }
 
@@ -191,6 +193,7 @@ def canary_run(
 
 def _small(recipe: Recipe, rounds: int) -> Recipe:
     """The same promise for fewer rounds, outside any population, to be run as a simulation."""
+    rounds = rounds if recipe.local.shorten is None else max(rounds, FEWEST_ROUNDS)
     plan = msgspec.structs.replace(recipe.plan, rounds=min(recipe.plan.rounds, rounds))
     return msgspec.structs.replace(
         recipe, plan=plan, calibrate=None, population=None, budget=None, diagnose=False,
@@ -198,14 +201,24 @@ def _small(recipe: Recipe, rounds: int) -> Recipe:
     )  # fmt: skip
 
 
+def not_seen(recipe: Recipe) -> list[str]:
+    """What whole runs could not show, since the recipe has too few rounds."""
+    if recipe.local.shorten is None or recipe.plan.rounds >= FEWEST_ROUNDS:
+        return []
+    return [
+        f"nobody votes in a run of {recipe.plan.rounds} rounds, so local.shorten has no effect; "
+        "votes were audited in rounds with made-up updates only"
+    ]
+
+
 def _many_rounds(recipe: Recipe, trials: int) -> tuple[Record, Seen, dict[str, list[str]]]:
     """Cheap rounds, seeded and deployed: the boundary, the noise, the cohorts."""
     plan, problems = recipe.plan, {}
     kept = None
     for name, chosen in (("seeded", recipe), ("deployed", deployed(recipe))):
-        record = run_made_up(chosen, trials)
-        seen = boundary(plan, record)
-        problems[f"{name} rounds"] = seen.problems
+        made = run_made_up(chosen, trials)
+        record, seen = made.record, boundary(plan, made.record)
+        problems[f"{name} rounds"] = seen.problems or following_problems(made, replayed(made))
         draws = [r.draws[0].cpu().numpy() for r in record if len(r.draws) == 1]
         if len({len(drawn) for drawn in draws}) == 1:
             drawn = np.stack(draws)
@@ -225,7 +238,7 @@ def _empty_problems(recipe: Recipe) -> list[str]:
         return []
     sampler = msgspec.structs.replace(plan.sampler, rate=1e-3 / plan.num_clients)
     plan = msgspec.structs.replace(plan, sampler=sampler)
-    record = run_made_up(msgspec.structs.replace(recipe, plan=plan), _EMPTY)
+    record = run_made_up(msgspec.structs.replace(recipe, plan=plan), _EMPTY).record
     seen = boundary(plan, record)
     if len(list(record)) < _EMPTY:
         return [*seen.problems, "a round without a cohort is left out"]
@@ -238,7 +251,7 @@ def _mu_lower(recipe: Recipe, trials: int, record: Record, seen: Seen) -> float:
     replaced = isinstance(plan.sampler, FixedSizeSampling)
     without = run_made_up(
         recipe, trials, absent=() if replaced else person, opposite=person if replaced else ()
-    )
+    ).record
     moved = [0.0]
     for here, gone in zip(record, without, strict=False):
         if here.releases and gone.releases:

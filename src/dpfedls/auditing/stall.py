@@ -1,0 +1,68 @@
+"""Votes on whether learning has stalled, and what follows: the rules, written down a second time.
+
+In each odd round of the first half, from the second tenth of all rounds on, people are asked
+whether the model has less loss on their own samples than that of the start of the tenth before.
+The noisy shares of a tenth tell, at its end, whether learning has stalled: once and for all.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from operator import add
+
+import torch
+
+from dpfedls.denoising import Memory
+from dpfedls.parameters import Vector
+from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.runs.recipe import Recipe
+
+FEWEST_ROUNDS = 3  # of a run in which anybody is asked
+_OLDER, _NEWER, _SAID = "stall.older", "stall.newer", "stall.said"
+
+
+def remembered(recipe: Recipe, models: list[Vector], shares: list[float]) -> Memory:
+    """What is kept of votes after so many shares: those of each round, and all models so far."""
+    if recipe.local.shorten is None:
+        return {}
+    plan, tenth = recipe.plan, _tenth(recipe.plan)
+    begun = len(shares) // tenth * tenth
+    found = any(_stalls(plan, _said(plan, shares, t)) for t in range(0, begun, tenth))
+    now = [] if found else _said(plan, shares, begun)
+    total = reduce(add, now, 0.0)  # in their order: to the last bit
+    said = torch.tensor([total, len(now), found], dtype=torch.float64)
+    return {_OLDER: models[max(0, begun - tenth)], _NEWER: models[begun], _SAID: said}
+
+
+def earlier(recipe: Recipe, t: int, votes: Memory) -> Vector | None:
+    """The model with which round t's cohort compares; None where nobody is asked."""
+    return votes[_OLDER] if votes and not votes[_SAID][2] and _asked(recipe.plan, t) else None
+
+
+def pace(recipe: Recipe, votes: Memory) -> float:
+    """What local learning rates are multiplied by, and the limit of the server's is divided by."""
+    shorten = recipe.local.shorten
+    return 1 / shorten if shorten is not None and votes[_SAID][2] else 1.0
+
+
+def _asked(plan: PrivacyPlan, t: int) -> bool:
+    return t % 2 == 1 and t >= _tenth(plan) and 2 * t < plan.rounds
+
+
+def _tenth(plan: PrivacyPlan) -> int:
+    return max(1, plan.rounds // 10)
+
+
+def _said(plan: PrivacyPlan, shares: list[float], begun: int) -> list[float]:
+    """Of one tenth, the shares of rounds in which people were asked."""
+    rounds = range(begun, min(begun + _tenth(plan), len(shares)))
+    return [shares[t] for t in rounds if _asked(plan, t)]
+
+
+def _stalls(plan: PrivacyPlan, said: list[float]) -> bool:
+    """Fewer than six of ten say yes, by two standard deviations: of the noise and of the draw."""
+    people, clipping = plan.expected_cohort, plan.clipping
+    noise = plan.noise * clipping.contribution(1.0) / (clipping.indicator(1.0) * people)
+    deviation = math.sqrt((noise**2 + 0.25 / people) / max(1, len(said)))
+    return bool(said) and math.fsum(said) / len(said) < 0.6 - 2 * deviation
