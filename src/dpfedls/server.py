@@ -28,12 +28,16 @@ class ServerState:
     average: Vector  # Σ a_s w^s so far, the output
     clip_norm: float  # of the next round
     memory: Memory = field(default_factory=dict)  # the denoiser's
+    votes: Memory = field(default_factory=dict)  # on whether learning stalls (privacy.stall)
 
     def to(self, device: torch.device | str) -> ServerState:
         """The same state on another device."""
-        memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
+        memory, votes = (
+            {name: tensor.to(device) for name, tensor in part.items()}
+            for part in (self.memory, self.votes)
+        )
         params, average = self.params.to(device), self.average.to(device)
-        return replace(self, params=params, average=average, memory=memory)
+        return replace(self, params=params, average=average, memory=memory, votes=votes)
 
 
 @dataclass(frozen=True)
@@ -65,22 +69,20 @@ class Server:
     def start(self, params: Vector) -> ServerState:
         """The state before the first round."""
         memory = first_memory(self.denoiser, self.layout)
-        memory |= {} if self.shorten is None else stall.first_votes(params)
-        return ServerState(0, params, params, self.plan.clipping.start, memory).to(params.device)
+        votes = {} if self.shorten is None else stall.first_votes(params)
+        norm = self.plan.clipping.start
+        return ServerState(0, params, params, norm, memory, votes).to(params.device)
 
     def bound(self, state: ServerState) -> Bound:
         """What a client may contribute to the next round."""
         norm, clipping = state.clip_norm, self.plan.clipping
-        bound = Bound(norm, clipping.indicator(norm), clipping.quantile)
-        if self.shorten is None:
-            return bound
-        earlier = stall.earlier(state.memory, self.plan, state.round)
-        return replace(bound, earlier=earlier, pace=1 / self.longer(state))
+        asked = (norm, clipping.indicator(norm), clipping.quantile)
+        earlier = stall.earlier(state.votes, self.plan, state.round)
+        return Bound(*asked, earlier=earlier, pace=1 / self.longer(state))
 
     def longer(self, state: ServerState) -> float:
         """By how much the server may go further, since clients go less far."""
-        stalled = self.shorten is not None and stall.stalled(state.memory)
-        return self.shorten if stalled and self.shorten else 1.0
+        return self.shorten if self.shorten and stall.stalled(state.votes) else 1.0
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""
@@ -104,13 +106,12 @@ class Server:
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * direction
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
-        yes = release.inside
-        if self.shorten is not None:
-            votes = stall.following_votes(state.memory, plan, t, yes, params)
-            yes = None if stall.earlier(state.memory, plan, t) is not None else yes
-            memory = memory | votes
-        norm = plan.clipping.following(state.clip_norm, yes, t, release.noise_stddev)
-        return ServerState(t + 1, params, average, norm, memory)
+        votes = stall.following(state.votes, plan, t, release.inside, params)
+        lengths = release.inside if self.bound(state).earlier is None else None
+        norm = plan.clipping.following(state.clip_norm, lengths, t, release.noise_stddev)
+        if stall.stalled(votes) and not stall.stalled(state.votes):
+            norm /= self.shorten or 1.0  # as much shorter as updates will be
+        return ServerState(t + 1, params, average, norm, memory, votes)
 
 
 def newest_weight(r: float, t: int) -> float:

@@ -29,7 +29,7 @@ from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 
 # First steps of 0.3 clip norms: at 0.2 noise between 25 batches is as long as the norm, which then
 # falls and falls; at 0.5 steps that overshoot still end on the sphere, and it grows.
-LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE, retry_step=0.3)
+LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE, retry_step=0.3, shorten=16.0)
 SMOOTHING = AdaptiveSmoothing()
 # For as long a way 3 ÷ √8 = 1.06 times the noise of a constant rate (a linear fall: 2 ÷ √3 = 1.15),
 # and the noise of the last rounds is averaged away all the same.
@@ -51,6 +51,8 @@ WHY = {
     "local.learning_rate": OPEN,
     "local.retry_step": "a client whose first step is too long for the clip norm, and whose loss "
     "does not halve, trains again with shorter steps",
+    "local.shorten": "16: trainings become so much shorter, and the server's steps longer, once "
+    "cohorts vote that learning stalls; the vote takes the place of a question about lengths",
     "denoiser": "smoothing along each axis of a tensor, with a strength estimated from past "
     "releases; none where neighbours are not similar",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",

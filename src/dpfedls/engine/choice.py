@@ -10,11 +10,12 @@ from torch import nn
 from dpfedls.engine.compiled import NotCompiled
 from dpfedls.engine.engine import Engine
 from dpfedls.engine.judging import mean_losses
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.probe import NotVmapped, probe
 from dpfedls.engine.threads import usual_threads
 from dpfedls.engine.vmapped import ThreadedUpdate, VmappedUpdate
 from dpfedls.errors import InputError, require_positive, unknown
-from dpfedls.local_sgd import LocalSGD, LocalUpdate, LoopedUpdate
+from dpfedls.local_sgd import LocalSGD, LocalUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.lazy import People

@@ -31,19 +31,21 @@ def first_votes(params: Vector) -> Memory:
 
 def earlier(memory: Memory, plan: PrivacyPlan, t: int) -> Vector | None:
     """The model that round t's cohort compares with; None where nobody is asked."""
-    asked = t % 2 and _window(plan) <= t < plan.rounds / 2 and not stalled(memory)
+    asked = memory and t % 2 and _window(plan) <= t < plan.rounds / 2 and not stalled(memory)
     return memory[_OLDER] if asked else None
 
 
 def stalled(memory: Memory) -> bool:
     """Whether it has been found, from which on trainings are short."""
-    return bool(memory[_SAID][2])
+    return bool(memory and memory[_SAID][2])
 
 
-def following_votes(
+def following(
     memory: Memory, plan: PrivacyPlan, t: int, share: float | None, params: Vector
 ) -> Memory:
     """After round t, in which ``share`` said yes if they were asked, and which made ``params``."""
+    if not memory:
+        return {}
     said = memory[_SAID].clone()
     if earlier(memory, plan, t) is not None and share is not None:
         said += torch.tensor([share, 1.0, 0.0], dtype=torch.float64)
@@ -67,4 +69,4 @@ def _error(plan: PrivacyPlan) -> float:
     return math.sqrt(noise**2 + 0.25 / people)
 
 
-_OLDER, _NEWER, _SAID = "stall.older", "stall.newer", "stall.said"  # said: sum, count, found
+_OLDER, _NEWER, _SAID = "votes.older", "votes.newer", "votes.said"  # said: sum, count, found

@@ -79,8 +79,9 @@ class RunFolder:
         """The state of the checkpoint, or ``start`` where no round was released yet."""
         found, state = self._found, start
         if found is not None:
-            if len(found.params) != len(start.params) or found.memory.keys() != start.memory.keys():
-                kept, given = names_in(found.memory), names_in(start.memory)
+            expected = start.memory | start.votes
+            if len(found.params) != len(start.params) or found.memory.keys() != expected.keys():
+                kept, given = names_in(found.memory), names_in(expected)
                 raise InputError(
                     f"{self.folder} holds the run of another model or denoiser: it has "
                     f"{len(found.params)} weights and remembers {kept}, and these have "
@@ -88,9 +89,12 @@ class RunFolder:
                 )
             device = start.params.device
             tensor = lambda values: torch.from_numpy(values.copy()).to(device)  # noqa: E731
-            memory = {name: tensor(values) for name, values in found.memory.items()}
+            memory, votes = (
+                {name: tensor(found.memory[name]) for name in part}
+                for part in (start.memory, start.votes)
+            )
             vectors = (tensor(found.params), tensor(found.average))
-            state = ServerState(found.round, *vectors, found.clip_norm, memory)
+            state = ServerState(found.round, *vectors, found.clip_norm, memory, votes)
         self._say_what_was_lost(state.round)
         return state
 
@@ -157,7 +161,7 @@ class RunFolder:
 
     def _checkpoint(self, state: ServerState, unwritten: str = "") -> Checkpoint:
         params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
-        memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
+        memory = {n: tensor.cpu().numpy() for n, tensor in (state.memory | state.votes).items()}
         heads = (self.ledger.head, self.ledger.log)
         return Checkpoint(state.round, params, average, state.clip_norm, memory, *heads, unwritten)
 

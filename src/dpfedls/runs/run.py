@@ -238,7 +238,7 @@ def _try_denoiser(server: Server, params: Vector) -> None:
     tried.
     """
     try:
-        server = replace(server, denoiser=copy.deepcopy(server.denoiser), shorten=None)
+        server = replace(server, denoiser=copy.deepcopy(server.denoiser))
     except Exception:
         return
     try:
