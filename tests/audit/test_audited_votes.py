@@ -139,6 +139,21 @@ def pace_from_the_true_share(patch):
     wrap(patch, Server, "bound", bound)
 
 
+def true_shares_remembered(patch):
+    sums = []
+
+    def release(real, total, plan, norm, *given):
+        weight = plan.clipping.indicator(norm) * plan.expected_cohort
+        sums.append(plan.clipping.quantile + float(total[-1]) / weight)
+        return real(total, plan, norm, *given)
+
+    def following(real, votes, plan, t, share, params):
+        return real(votes, plan, t, sums[-1], params)
+
+    wrap(patch, server_module, "gaussian_release", release)
+    wrap(patch, server_module.stall, "following", following)
+
+
 def pace_of_one_block(patch):
     """Not what the round promised: each block of people trains as its own votes say."""
 
@@ -189,6 +204,7 @@ BUGS = {  # the bug: a word that the audit says
     votes_without_noise: "the release is not",
     votes_of_the_realised_cohort: "the release is not",
     pace_from_the_true_share: "the pace of clients",
+    true_shares_remembered: "votes.said after a round",
     pace_of_one_block: "the pace of clients",
     norm_moved_by_votes: "the clip norm",
     an_earlier_model_that_is_not_public: "on which two models",

@@ -45,7 +45,7 @@ def replayed(world: Watched) -> list[ServerState]:
     norm = recipe.plan.clipping.start
     denoiser = copy.deepcopy(world.denoiser)
     memory, votes = first_memory(denoiser, layout), stall.remembered(recipe, [params], [])
-    states = [ServerState(0, params, params, norm, memory | votes)]
+    states = [ServerState(0, params, params, norm, memory, votes)]
     average, weights, shares = params, 1.0, []
     for seen in world.record:
         release = seen.releases[0]
@@ -61,15 +61,17 @@ def replayed(world: Watched) -> list[ServerState]:
         asked = stall.earlier(recipe, seen.number, votes) is not None
         norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number)
         shares.append(release.inside)
+        before = stall.pace(recipe, votes)
         votes = stall.remembered(recipe, [*(s.params for s in states), params], shares)
-        states.append(ServerState(seen.number + 1, params, average, norm, memory | votes))
+        norm *= stall.pace(recipe, votes) / before  # updates become as much shorter
+        states.append(ServerState(seen.number + 1, params, average, norm, memory, votes))
     return states
 
 
 def _step(recipe: Recipe, state: ServerState) -> float:
     """The server rate of the round that follows this state."""
     plan, rounds, rate = recipe.plan, recipe.plan.rounds, recipe.server_rate
-    norm, longer = state.clip_norm, 1 / stall.pace(recipe, state.memory)
+    norm, longer = state.clip_norm, 1 / stall.pace(recipe, state.votes)
     power = {"constant": 0.0, "root": 0.5, "linear": 1.0}[recipe.schedule]
     falling = [(1 - s / rounds) ** power for s in range(rounds)]
     if isinstance(rate, NoiseRate):
@@ -126,10 +128,10 @@ def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
         start = state.params if ahead is None else ahead(state.params, state.memory)
         if seen.start is None or not torch.equal(seen.start, start):
             return ["clients did not start from the public model"]
-        bound, pace = seen.bounds[0], stall.pace(recipe, state.memory)
+        bound, pace = seen.bounds[0], stall.pace(recipe, state.votes)
         if not math.isclose(bound.norm, state.clip_norm, rel_tol=1e-9):
             return ["the clip norm of a round does not follow from the releases before it"]
-        earlier = stall.earlier(recipe, seen.number, state.memory)
+        earlier = stall.earlier(recipe, seen.number, state.votes)
         if not _same(bound.earlier, earlier):
             return ["who votes, or on which two models, does not follow from the releases before"]
         if not np.allclose([bound.pace, *seen.paces], pace, rtol=1e-9):
@@ -263,13 +265,13 @@ def _payments(folder: Path) -> Any:
 
 def _differing(found: ServerState, state: ServerState) -> list[str]:
     """What of a state is not as it should be."""
-    names = found.memory.keys() | state.memory.keys()
+    kept, kept_too = found.memory | found.votes, state.memory | state.votes
     same = {
         "the number": found.round == state.round,
         "the model": torch.equal(found.params, state.params),
         "the average of models": _near(found.average, state.average),
         "the clip norm": math.isclose(found.clip_norm, state.clip_norm, rel_tol=1e-9),
-        **{name: _same(found.memory.get(name), state.memory.get(name)) for name in sorted(names)},
+        **{n: _same(kept.get(n), kept_too.get(n)) for n in sorted(kept | kept_too)},
     }
     return [what for what, is_same in same.items() if not is_same]
 

@@ -19,7 +19,7 @@ from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.recipe import Recipe
 
 FEWEST_ROUNDS = 3  # of a run in which anybody is asked
-_OLDER, _NEWER, _SAID = "stall.older", "stall.newer", "stall.said"
+_OLDER, _NEWER, _SAID = "votes.older", "votes.newer", "votes.said"
 
 
 def remembered(recipe: Recipe, models: list[Vector], shares: list[float]) -> Memory:
