@@ -70,6 +70,11 @@ class Record:
     def __iter__(self) -> Any:
         return iter([self.rounds[t] for t in sorted(self.rounds)])
 
+    def end(self, after: ServerState) -> None:
+        """What a round has come to, if there was one."""
+        if after.round - 1 in self.rounds:
+            self.rounds[after.round - 1].after = after
+
     def crash_if_due(self, seen: Round) -> None:
         """Stop as a power cut would: the round is paid for and nothing of it is released."""
         if self.crash == seen.number:

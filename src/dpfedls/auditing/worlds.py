@@ -82,7 +82,7 @@ class LedgerLook:
 
     def __call__(self, record: RoundRecord) -> None:
         assert self.run is not None
-        self.record[record.round - 1].after = self.run.state
+        self.record.end(self.run.state)
 
     def missing(self, nonces: list[str]) -> str:
         """What is wrong if noise is drawn now for the release with the last of these names."""
@@ -155,7 +155,7 @@ def run_made_up(
     simulation = observed(replace(simulation, engine=engine), record, planted, absent)
     state = simulation.server.start(simulation.server.layout.read(model))
     for after in simulation.run(state):
-        record[after.round - 1].after = after
+        record.end(after)
     return Watched(recipe, people, Identity(), record)
 
 
