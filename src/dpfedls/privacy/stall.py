@@ -22,6 +22,7 @@ Memory: TypeAlias = dict[str, Tensor]
 
 WINDOWS = 10  # of all rounds; a vote compares with the model at the start of the window before
 BELOW, DEVIATIONS = 0.6, 2.0  # stalled: fewer than this say yes, by so many standard deviations
+HALF = 0.5  # say yes where a model only moves to and fro
 
 
 def first_votes(params: Vector) -> Memory:
@@ -30,9 +31,14 @@ def first_votes(params: Vector) -> Memory:
 
 
 def earlier(memory: Memory, plan: PrivacyPlan, t: int) -> Vector | None:
-    """The model that round t's cohort compares with; None where nobody is asked."""
-    asked = memory and t % 2 and _window(plan) <= t < plan.rounds / 2 and not stalled(memory)
-    return memory[_OLDER] if asked else None
+    """The model that round t's cohort compares with; None where nobody is asked.
+
+    From the third window to the middle of the run, if a window's votes can tell ``HALF`` from
+    ``BELOW`` in spite of their noise.
+    """
+    window = _window(plan)
+    asked = t % 2 and 2 * window <= t < plan.rounds / 2 and _doubt(plan, window / 2) < BELOW - HALF
+    return memory[_OLDER] if memory and asked and not stalled(memory) else None
 
 
 def stalled(memory: Memory) -> bool:
@@ -48,13 +54,13 @@ def following(
         return {}
     said = memory[_SAID].clone()
     if earlier(memory, plan, t) is not None and share is not None:
-        said += torch.tensor([share, 1.0, 0.0], dtype=torch.float64)
+        said += said.new_tensor([share, 1.0, 0.0])
     older, newer = memory[_OLDER], memory[_NEWER]
     if (t + 1) % _window(plan) == 0:
         total, count, before = said.tolist()
-        found = count > 0 and total / count + DEVIATIONS * _error(plan) / math.sqrt(count) < BELOW
+        found = count > 0 and total / count + _doubt(plan, count) < BELOW
         older, newer = newer, params
-        said = torch.tensor([0.0, 0.0, before or found], dtype=torch.float64)
+        said = said.new_tensor([0.0, 0.0, before or found])
     return {_OLDER: older, _NEWER: newer, _SAID: said}
 
 
@@ -62,11 +68,11 @@ def _window(plan: PrivacyPlan) -> int:
     return max(1, plan.rounds // WINDOWS)
 
 
-def _error(plan: PrivacyPlan) -> float:
-    """The standard deviation of one round's share: of its noise, and of who was drawn."""
+def _doubt(plan: PrivacyPlan, count: float) -> float:
+    """How far the mean of so many rounds' shares may be off: by noise, and by who was drawn."""
     people = plan.expected_cohort
     noise = plan.noise_stddev(1.0) / (people * plan.clipping.indicator(1.0))
-    return math.sqrt(noise**2 + 0.25 / people)
+    return DEVIATIONS * math.sqrt((noise**2 + 0.25 / people) / count)
 
 
 _OLDER, _NEWER, _SAID = "votes.older", "votes.newer", "votes.said"  # said: sum, count, found
