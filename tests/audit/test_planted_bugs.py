@@ -21,7 +21,6 @@ from planting import FIXED, POISSON, people
 from dpfedls import LaplacianSmoothing, PrivacyPlan
 from dpfedls.auditing import noise as noise_module
 from dpfedls.auditing.recipe import audit
-from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.runs.recipe import Recipe
 from federations import local
 
@@ -39,7 +38,7 @@ def look(sampler=POISSON, trials=60, **changes):
     recipe = Recipe(
         task="given in Python",
         plan=promised,
-        local=local(shorten=changes.pop("shorten", None)),
+        local=local(),
         engine="vmapped",
         averaging=0.7,
         block_size=5,
@@ -72,12 +71,9 @@ def test_the_audit_names_the_bug(name, monkeypatch):
 
 
 @pytest.mark.parametrize("sampler", [POISSON, FIXED])
-@pytest.mark.parametrize(
-    "given", [{}, {"clip_norm": AdaptiveClipping(), "shorten": 16.0}], ids=["fixed", "votes"]
-)
-def test_correct_code_raises_no_alarm(sampler, given):
+def test_correct_code_raises_no_alarm(sampler):
     """False alarms: about 3e-4 each, in the deployed part only, since the rest is seeded."""
-    assert look(sampler, **given) == []
+    assert look(sampler) == []
 
 
 def test_the_page_lists_every_planted_bug_and_no_other():

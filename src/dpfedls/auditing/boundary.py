@@ -10,9 +10,10 @@ import math
 
 import msgspec
 import numpy as np
+import torch
 
 from dpfedls.auditing.instruments import Record, Round
-from dpfedls.auditing.votes import votes
+from dpfedls.parameters import Vector
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.sampling import FixedSizeSampling
@@ -74,9 +75,24 @@ def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:
         return clipped
     quantile = plan.clip_norm.quantile
     asked = seen.bounds[0].earlier is not None
-    yes = (votes(seen) if asked else lengths < norm * (1 - _ON_THE_SPHERE)) - quantile
+    yes = (_votes(seen) if asked else lengths < norm * (1 - _ON_THE_SPHERE)) - quantile
     yes[lengths == 0] = 0.0  # whoever sends nothing has no length, and no vote
     return np.column_stack([clipped, _indicator(norm, quantile) * yes])
+
+
+def _votes(seen: Round) -> np.ndarray:
+    """Who has less loss with the model than with the earlier one, of those who trained."""
+    now, then = (_losses(seen, params) for params in (seen.start, seen.bounds[0].earlier))
+    return np.array([now.get(j, math.nan) < then.get(j, math.nan) for j in seen.trained.tolist()])
+
+
+def _losses(seen: Round, params: Vector | None) -> dict[int, float]:
+    return {
+        j: loss
+        for given, clients, losses in seen.losses
+        if params is not None and torch.equal(given, params)
+        for j, loss in zip(clients.tolist(), losses.tolist(), strict=True)
+    }
 
 
 def expected_total(plan: PrivacyPlan, seen: Round) -> np.ndarray:

@@ -19,7 +19,8 @@ from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries, check_c
 from dpfedls.auditing.instruments import Record
 from dpfedls.auditing.kept import kept_notes, kept_problems
 from dpfedls.auditing.public import following_problems, replayed
-from dpfedls.auditing.stall import FEWEST_ROUNDS
+from dpfedls.auditing.stall import first_asked
+from dpfedls.auditing.votes import vote_problems
 from dpfedls.auditing.whole import company_problems, deployed, whole_run_problems
 from dpfedls.auditing.worlds import (
     made_up_lengths,
@@ -74,10 +75,12 @@ def audit(
     if canaries:  # before the minutes that come first
         check_canaries(recipe.plan, canaries)
     denoiser = denoiser or built(recipe.denoiser)
-    small = _small(recipe, rounds)
+    alone = _alone(recipe)
+    small = msgspec.structs.replace(alone, plan=_shorter(recipe.plan, rounds))
     watch(0, "many cheap rounds")
-    made_up, seen, problems = _many_rounds(small, trials)
-    problems["rounds where nobody comes"] = _empty_problems(small)
+    made_up, seen, problems = _many_rounds(alone, trials)
+    person = person_in(made_up)
+    problems["rounds where nobody comes"] = _empty_problems(alone)
     if folder is not None:
         problems["the run folder"] = kept_problems(folder)
     watch(1, "deployed noise")
@@ -85,9 +88,8 @@ def audit(
     watch(2, "whole runs")
     with tempfile.TemporaryDirectory(prefix="dpfedls-audit-") as place:
         try:
-            problems |= whole_run_problems(
-                small, task, denoiser, Path(place), made_up, person_in(made_up)
-            )
+            problems |= whole_run_problems(small, task, denoiser, Path(place), made_up, person)
+            problems |= vote_problems(alone, task, denoiser, person)
         except InputError as error:  # whatever people send, a run goes on
             problems["whole runs"] = [f"one stopped: {error}"]
     problems["people in company"] = company_problems(small, task, denoiser, made_up)
@@ -98,7 +100,7 @@ def audit(
     ):
         problems["the plan's ε"] = ["it is smaller than what the rounds cost with the noise added"]
     mu_claimed = plan.sensitivity(1.0) / plan.noise_stddev(1.0)
-    mu_lower = _mu_lower(small, trials, made_up, seen)
+    mu_lower = _mu_lower(alone, trials, made_up, seen)
     problems["the bound on μ"] = _bound_problems(mu_lower, mu_claimed)
     watch(3, "canaries")
     canaried = canary_run(recipe, task, denoiser, canaries)
@@ -131,7 +133,7 @@ def audit(
         "trials": trials,
         "folder": None if folder is None else str(folder),
         "canary": msgspec.to_builtins(canaried),
-        "notes": [*([] if folder is None else kept_notes(folder)), *not_seen(small)],
+        "notes": [*([] if folder is None else kept_notes(folder)), *not_seen(recipe, trials)],
         "note": NOTE,
     }
 
@@ -191,24 +193,33 @@ def canary_run(
     return audit_canaries(simulation, server.start(layout.read(model)), count, recipe.seed)
 
 
-def _small(recipe: Recipe, rounds: int) -> Recipe:
-    """The same promise for fewer rounds, outside any population, to be run as a simulation."""
-    rounds = rounds if recipe.local.shorten is None else max(rounds, FEWEST_ROUNDS)
-    plan = msgspec.structs.replace(recipe.plan, rounds=min(recipe.plan.rounds, rounds))
+def _alone(recipe: Recipe) -> Recipe:
+    """The same promise outside any population, to be run as a simulation."""
     return msgspec.structs.replace(
-        recipe, plan=plan, calibrate=None, population=None, budget=None, diagnose=False,
-        mode="simulation", device="cpu",
+        recipe, calibrate=None, population=None, budget=None, diagnose=False, mode="simulation",
+        device="cpu",
     )  # fmt: skip
 
 
-def not_seen(recipe: Recipe) -> list[str]:
-    """What whole runs could not show, since the recipe has too few rounds."""
-    if recipe.local.shorten is None or recipe.plan.rounds >= FEWEST_ROUNDS:
-        return []
-    return [
-        f"nobody votes in a run of {recipe.plan.rounds} rounds, so local.shorten has no effect; "
-        "votes were audited in rounds with made-up updates only"
-    ]
+def _shorter(plan: PrivacyPlan, rounds: int) -> PrivacyPlan:
+    return msgspec.structs.replace(plan, rounds=min(plan.rounds, rounds))
+
+
+def not_seen(recipe: Recipe, trials: int) -> list[str]:
+    """Of votes, what the rounds that were made could not show."""
+    first, rounds = first_asked(recipe), recipe.plan.rounds
+    if recipe.local.shorten is not None and first is None:
+        return [
+            f"local.shorten has no effect: with so few people, or so much noise, votes of "
+            f"{rounds} rounds would tell nothing, so nobody is asked"
+        ]
+    # Three tenths of the rounds, or of the trials if these are more, and the first stall is seen.
+    if first is not None and trials < 0.3 * rounds + 1:
+        return [
+            f"of {rounds} rounds {trials} were made up, which is too few for people to vote that "
+            f"learning stalls; with --trials {math.ceil(0.3 * rounds) + 1} they do"
+        ]
+    return []
 
 
 def _many_rounds(recipe: Recipe, trials: int) -> tuple[Record, Seen, dict[str, list[str]]]:

@@ -1,8 +1,9 @@
 """Votes on whether learning has stalled, and what follows: the rules, written down a second time.
 
-In each odd round of the first half, from the second tenth of all rounds on, people are asked
-whether the model has less loss on their own samples than that of the start of the tenth before.
-The noisy shares of a tenth tell, at its end, whether learning has stalled: once and for all.
+In each odd round of the first half, from the third tenth of all rounds on, people are asked whether
+the model has less loss on their own samples than that of the start of the tenth before. The noisy
+shares of a tenth tell, at its end, whether learning has stalled: once and for all. Where noise and
+draw would hide the difference between 0.5 and 0.6, nobody is asked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from dpfedls.parameters import Vector
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.recipe import Recipe
 
-FEWEST_ROUNDS = 3  # of a run in which anybody is asked
 _OLDER, _NEWER, _SAID = "votes.older", "votes.newer", "votes.said"
 
 
@@ -46,8 +46,15 @@ def pace(recipe: Recipe, votes: Memory) -> float:
     return 1 / shorten if shorten is not None and votes[_SAID][2] else 1.0
 
 
+def first_asked(recipe: Recipe) -> int | None:
+    """The first round in which people vote, counted from 0; None where they never do."""
+    rounds = range(recipe.plan.rounds if recipe.local.shorten is not None else 0)
+    return next((t for t in rounds if _asked(recipe.plan, t)), None)
+
+
 def _asked(plan: PrivacyPlan, t: int) -> bool:
-    return t % 2 == 1 and t >= _tenth(plan) and 2 * t < plan.rounds
+    tenth = _tenth(plan)
+    return t % 2 == 1 and 4 * tenth <= 2 * t < plan.rounds and _doubt(plan, tenth / 2) < 0.1
 
 
 def _tenth(plan: PrivacyPlan) -> int:
@@ -61,8 +68,11 @@ def _said(plan: PrivacyPlan, shares: list[float], begun: int) -> list[float]:
 
 
 def _stalls(plan: PrivacyPlan, said: list[float]) -> bool:
-    """Fewer than six of ten say yes, by two standard deviations: of the noise and of the draw."""
+    return bool(said) and math.fsum(said) / len(said) < 0.6 - _doubt(plan, len(said))
+
+
+def _doubt(plan: PrivacyPlan, rounds: float) -> float:
+    """Two standard deviations of the mean share of so many rounds: of the noise and of the draw."""
     people, clipping = plan.expected_cohort, plan.clipping
     noise = plan.noise * clipping.contribution(1.0) / (clipping.indicator(1.0) * people)
-    deviation = math.sqrt((noise**2 + 0.25 / people) / max(1, len(said)))
-    return bool(said) and math.fsum(said) / len(said) < 0.6 - 2 * deviation
+    return 2 * math.sqrt((noise**2 + 0.25 / people) / rounds)

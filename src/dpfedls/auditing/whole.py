@@ -13,7 +13,6 @@ from dpfedls.auditing.boundary import boundary, fresh_problems
 from dpfedls.auditing.instruments import Record
 from dpfedls.auditing.payments import payment_problems, too_small
 from dpfedls.auditing.public import leaving_problems, neighbour_problems
-from dpfedls.auditing.votes import vote_problems
 from dpfedls.auditing.worlds import World, altered, hostile, negated, run_world
 from dpfedls.denoising import AnyCallable
 from dpfedls.privacy.plan import PrivacyPlan
@@ -45,8 +44,6 @@ def whole_run_problems(
         problems[f"{name}, releases"] = seen.problems + fresh_problems(world.record)
         problems[f"{name}, payments"] = payment_problems(world, seen.noise_multiplier)
         problems[f"{name}, what leaves"] = leaving_problems(world)
-        if recipe.local.shorten is not None:
-            problems[f"{name}, votes"] = vote_problems(world, person)
     problems["two neighbours' runs"] = neighbour_problems(one, other) + _others(one, other, person)
     if any(not np.array_equal(r.cohort, drawn[r.number].cohort) for r in one.record):
         problems["two neighbours' runs"].append("after a crash other cohorts are drawn")

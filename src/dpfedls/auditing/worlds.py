@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,11 @@ def run_world(
 def run_made_up(
     recipe: Recipe, rounds: int, absent: tuple[int, ...] = (), opposite: tuple[int, ...] = ()
 ) -> Watched:
-    """Many cheap rounds of the recipe's plan, in memory; all updates and losses are made up."""
-    plan = msgspec.structs.replace(recipe.plan, rounds=rounds)
+    """Many cheap rounds of the recipe's plan, in memory; all updates and losses are made up.
+
+    If the plan has more rounds, these are the first of them: what a round asks depends on it.
+    """
+    plan = msgspec.structs.replace(recipe.plan, rounds=max(rounds, recipe.plan.rounds))
     people = made_up_people(plan.num_clients)
     recipe = msgspec.structs.replace(recipe, plan=plan, block_size=7, engine="looped", budget=None)
     simulation, model = prepare(recipe, people, Identity())
@@ -154,7 +158,7 @@ def run_made_up(
     planted = negated(all_made_up, opposite)
     simulation = observed(replace(simulation, engine=engine), record, planted, absent)
     state = simulation.server.start(simulation.server.layout.read(model))
-    for after in simulation.run(state):
+    for after in islice(simulation.run(state), rounds):
         record.end(after)
     return Watched(recipe, people, Identity(), record)
 
