@@ -51,6 +51,9 @@ class LocalSGD(Component, frozen=True, tag=False):
     faster on a GPU; weights, steps and updates stay in float32. With ``retry_step`` a client whose
     first step is longer than that share of the clip norm trains again with gradients so scaled
     that it is not, unless its loss halves; and again while it grows (``people.steps.following``).
+    With ``shorten`` cohorts vote, in the coordinate that an adaptive clip norm has, on whether the
+    model still improves; once it does not, the learning rate is divided by it and the limit of the
+    server rate multiplied (``privacy.stall``).
     """
 
     epochs: int | None = None
@@ -62,7 +65,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     projection: Literal["step", "final"] = "step"
     precision: Literal["float32", "bfloat16"] = "float32"
     retry_step: float | None = None  # share of the clip norm, above 1 ÷ steps if that adapts
-    shorten: float | None = None  # by this once cohorts vote that learning stalls; 16, say
+    shorten: float | None = None  # trainings by this, once cohorts vote that learning stalls
 
     def __post_init__(self) -> None:
         check_types(self, "local.")

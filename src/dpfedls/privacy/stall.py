@@ -2,9 +2,9 @@
 
 Where people differ, long local trainings end where no mean is good for anybody: the model stands
 still, with much of its budget left. Short ones, and long steps of the server, then lead further.
-So in every other round of the first half, the one coordinate that the adaptive clip norm has asks
-another question: has the model less loss on your samples than an earlier one? Its weight and its
-noise are the same, so it costs nothing more. All that is kept here is public.
+So in some rounds the one coordinate that the adaptive clip norm has asks another question: has the
+model less loss on your samples than an earlier one? Its weight and its noise are the same, so it
+costs nothing more. All that is kept here is public.
 """
 
 from __future__ import annotations
