@@ -12,9 +12,9 @@ from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_a
 from dpfedls.errors import InputError, require_share
 from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout, Total, Vector
-from dpfedls.privacy import stall
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.privacy.stall import Votes, earlier, following
 from dpfedls.randomness import Noise
 from dpfedls.stepping import Schedule, ServerRate, scaled, step_length
 
@@ -28,14 +28,12 @@ class ServerState:
     average: Vector  # Σ a_s w^s so far, the output
     clip_norm: float  # of the next round
     memory: Memory = field(default_factory=dict)  # the denoiser's
-    votes: Memory = field(default_factory=dict)  # on whether learning stalls (privacy.stall)
+    votes: Votes | None = None  # on whether learning stalls
 
     def to(self, device: torch.device | str) -> ServerState:
         """The same state on another device."""
-        memory, votes = (
-            {name: tensor.to(device) for name, tensor in part.items()}
-            for part in (self.memory, self.votes)
-        )
+        memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
+        votes = self.votes and self.votes.to(device)
         params, average = self.params.to(device), self.average.to(device)
         return replace(self, params=params, average=average, memory=memory, votes=votes)
 
@@ -69,7 +67,7 @@ class Server:
     def start(self, params: Vector) -> ServerState:
         """The state before the first round."""
         memory = first_memory(self.denoiser, self.layout)
-        votes = {} if self.shorten is None else stall.first_votes(params)
+        votes = None if self.shorten is None else Votes(params, params)
         norm = self.plan.clipping.start
         return ServerState(0, params, params, norm, memory, votes).to(params.device)
 
@@ -77,12 +75,8 @@ class Server:
         """What a client may contribute to the next round."""
         norm, clipping = state.clip_norm, self.plan.clipping
         asked = (norm, clipping.indicator(norm), clipping.quantile)
-        earlier = stall.earlier(state.votes, self.plan, state.round)
-        return Bound(*asked, earlier=earlier, pace=1 / self.longer(state))
-
-    def longer(self, state: ServerState) -> float:
-        """By how much the server may go further, since clients go less far."""
-        return self.shorten if self.shorten and stall.stalled(state.votes) else 1.0
+        compared = earlier(state.votes, self.plan, state.round)
+        return Bound(*asked, earlier=compared, pace=1 / self._longer(state.votes))
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""
@@ -90,7 +84,7 @@ class Server:
 
     def step(self, state: ServerState) -> float:
         """What the next round's direction is multiplied by."""
-        rate = scaled(self.rate, self.longer(state))
+        rate = scaled(self.rate, self._longer(state.votes))
         return step_length(rate, self.schedule, self.plan, state.clip_norm, state.round)
 
     def finish_round(
@@ -106,12 +100,15 @@ class Server:
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * direction
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
-        votes = stall.following(state.votes, plan, t, release.inside, params)
+        votes = following(state.votes, plan, t, release.inside, params)
         lengths = release.inside if self.bound(state).earlier is None else None
         norm = plan.clipping.following(state.clip_norm, lengths, t, release.noise_stddev)
-        if stall.stalled(votes) and not stall.stalled(state.votes):
-            norm /= self.shorten or 1.0  # as much shorter as updates will be
+        norm *= self._longer(state.votes) / self._longer(votes)  # shorter with the updates
         return ServerState(t + 1, params, average, norm, memory, votes)
+
+    def _longer(self, votes: Votes | None) -> float:
+        """By how much the server may go further, since clients go less far."""
+        return self.shorten if self.shorten and votes and votes.stalled else 1.0
 
 
 def newest_weight(r: float, t: int) -> float:

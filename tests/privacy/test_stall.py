@@ -79,13 +79,13 @@ def test_odd_rounds_of_the_first_half_ask_and_compare_with_the_window_before():
     for t in asked:
         window = 4 * (t // 4)
         assert torch.equal(made.bound(reached[t]).earlier, reached[window - 4].params)
-    assert not any(stall.stalled(state.votes) for state in reached)
+    assert not any(state.votes.stalled for state in reached)
 
 
 def test_a_stall_shortens_trainings_and_the_norm_and_lengthens_steps_from_then_on():
     made = server()
     reached = [made.start(torch.zeros(6)), *states(made, [0.2] * 40)]
-    found = [stall.stalled(state.votes) for state in reached]
+    found = [state.votes.stalled for state in reached]
     first = found.index(True)
     assert first == 12  # after the window of rounds 8 to 11, in which 9 and 11 ask
     assert all(found[first:])
@@ -109,7 +109,7 @@ def test_nobody_is_asked_where_votes_cannot_tell():
     made = server(plan=promised(noise_multiplier=2.0))
     reached = states(made, [0.0] * 40)
     assert all(made.bound(state).earlier is None for state in reached)
-    assert not stall.stalled(reached[-1].votes)
+    assert not reached[-1].votes.stalled
 
 
 def test_noise_alone_is_seldom_taken_for_a_stall():
@@ -120,11 +120,11 @@ def test_noise_alone_is_seldom_taken_for_a_stall():
     assert 0.095 < stall._doubt(own, 20) < 0.1
     rng, wrong = np.random.default_rng(0), 0
     for _ in range(100):
-        votes = stall.first_votes(torch.zeros(2))
+        votes = stall.Votes("older", "newer")
         for t in range(200):
             share = 0.75 + stall._doubt(own, 1) / 2 * rng.standard_normal()
-            votes = stall.following(votes, own, t, share, torch.zeros(2))
-        wrong += stall.stalled(votes)
+            votes = stall.following(votes, own, t, share, "model")
+        wrong += votes.stalled
     assert wrong == 0
 
 

@@ -10,58 +10,55 @@ costs nothing more. All that is kept here is public.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from dpfedls.parameters import Vector
 from dpfedls.privacy.plan import PrivacyPlan
-
-Memory: TypeAlias = dict[str, Tensor]
 
 WINDOWS = 10  # of all rounds; a vote compares with the model at the start of the window before
 BELOW, DEVIATIONS = 0.6, 2.0  # stalled: fewer than this say yes, by so many standard deviations
 HALF = 0.5  # say yes where a model only moves to and fro
 
 
-def first_votes(params: Vector) -> Memory:
-    """Before the first round: the model is its own mark, and nobody has voted."""
-    return {_OLDER: params, _NEWER: params, _SAID: torch.zeros(3, dtype=torch.float64)}
+class Votes(NamedTuple):
+    """What is known of a run's votes before a round."""
+
+    older: Any  # the model at the start of the window before this one
+    newer: Any  # and of this one
+    total: float = 0.0  # of the shares that said yes in this window
+    count: int = 0  # of the rounds that asked in it
+    stalled: bool = False  # found in an earlier window, once and for all
+
+    def to(self, device: Any) -> Votes:
+        """With its models on another device."""
+        return self._replace(older=self.older.to(device), newer=self.newer.to(device))
 
 
-def earlier(memory: Memory, plan: PrivacyPlan, t: int) -> Vector | None:
+def earlier(votes: Votes | None, plan: PrivacyPlan, t: int) -> Any:
     """The model that round t's cohort compares with; None where nobody is asked.
 
-    From the third window to the middle of the run, if a window's votes can tell ``HALF`` from
-    ``BELOW`` in spite of their noise.
+    Odd rounds ask, from the third window to the middle of the run, if a window's votes can tell
+    ``HALF`` from ``BELOW`` in spite of their noise.
     """
+    if votes is None or votes.stalled:
+        return None
     window = _window(plan)
-    asked = t % 2 and 2 * window <= t < plan.rounds / 2 and _doubt(plan, window / 2) < BELOW - HALF
-    return memory[_OLDER] if memory and asked and not stalled(memory) else None
-
-
-def stalled(memory: Memory) -> bool:
-    """Whether it has been found, from which on trainings are short."""
-    return bool(memory and memory[_SAID][2])
+    asks = t % 2 and 2 * window <= t < plan.rounds / 2 and _doubt(plan, window / 2) < BELOW - HALF
+    return votes.older if asks else None
 
 
 def following(
-    memory: Memory, plan: PrivacyPlan, t: int, share: float | None, params: Vector
-) -> Memory:
-    """After round t, in which ``share`` said yes if they were asked, and which made ``params``."""
-    if not memory:
-        return {}
-    said = memory[_SAID].clone()
-    if earlier(memory, plan, t) is not None and share is not None:
-        said += said.new_tensor([share, 1.0, 0.0])
-    older, newer = memory[_OLDER], memory[_NEWER]
-    if (t + 1) % _window(plan) == 0:
-        total, count, before = said.tolist()
-        found = count > 0 and total / count + _doubt(plan, count) < BELOW
-        older, newer = newer, params
-        said = said.new_tensor([0.0, 0.0, before or found])
-    return {_OLDER: older, _NEWER: newer, _SAID: said}
+    votes: Votes | None, plan: PrivacyPlan, t: int, share: float | None, model: Any
+) -> Votes | None:
+    """After round t, in which ``share`` said yes if they were asked, and which made ``model``."""
+    if votes is None:
+        return None
+    if share is not None and earlier(votes, plan, t) is not None:
+        votes = votes._replace(total=votes.total + share, count=votes.count + 1)
+    if (t + 1) % _window(plan):
+        return votes
+    _, newer, total, count, stalled = votes
+    found = count > 0 and total / count + _doubt(plan, count) < BELOW
+    return Votes(newer, model, stalled=stalled or found)
 
 
 def _window(plan: PrivacyPlan) -> int:
@@ -73,6 +70,3 @@ def _doubt(plan: PrivacyPlan, count: float) -> float:
     people = plan.expected_cohort
     noise = plan.noise_stddev(1.0) / (people * plan.clipping.indicator(1.0))
     return DEVIATIONS * math.sqrt((noise**2 + 0.25 / people) / count)
-
-
-_OLDER, _NEWER, _SAID = "votes.older", "votes.newer", "votes.said"  # said: sum, count, found
