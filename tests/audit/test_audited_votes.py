@@ -164,7 +164,7 @@ def true_shares_remembered(patch):
         return real(votes, plan, t, sums[-1], params)
 
     wrap(patch, server_module, "gaussian_release", release)
-    wrap(patch, server_module.stall, "following", following)
+    wrap(patch, server_module, "following", following)
 
 
 def pace_of_one_block(patch):

@@ -44,7 +44,7 @@ def replayed(world: Watched) -> list[ServerState]:
     params = layout.read(world.task.model)
     norm = recipe.plan.clipping.start
     denoiser = copy.deepcopy(world.denoiser)
-    memory, votes = first_memory(denoiser, layout), stall.remembered(recipe, [params], [])
+    memory, votes = first_memory(denoiser, layout), stall.known(recipe, [params], [])
     states = [ServerState(0, params, params, norm, memory, votes)]
     average, weights, shares = params, 1.0, []
     for seen in world.record:
@@ -62,7 +62,7 @@ def replayed(world: Watched) -> list[ServerState]:
         norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number)
         shares.append(release.inside)
         before = stall.pace(recipe, votes)
-        votes = stall.remembered(recipe, [*(s.params for s in states), params], shares)
+        votes = stall.known(recipe, [*(s.params for s in states), params], shares)
         norm *= stall.pace(recipe, votes) / before  # updates become as much shorter
         states.append(ServerState(seen.number + 1, params, average, norm, memory, votes))
     return states
@@ -265,7 +265,7 @@ def _payments(folder: Path) -> Any:
 
 def _differing(found: ServerState, state: ServerState) -> list[str]:
     """What of a state is not as it should be."""
-    kept, kept_too = found.memory | found.votes, state.memory | state.votes
+    kept, kept_too = (one.memory | stall.named(one.votes) for one in (found, state))
     same = {
         "the number": found.round == state.round,
         "the model": torch.equal(found.params, state.params),

@@ -17,33 +17,41 @@ import torch
 from dpfedls.denoising import Memory
 from dpfedls.parameters import Vector
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.privacy.stall import Votes
 from dpfedls.runs.recipe import Recipe
 
-_OLDER, _NEWER, _SAID = "votes.older", "votes.newer", "votes.said"
 
-
-def remembered(recipe: Recipe, models: list[Vector], shares: list[float]) -> Memory:
-    """What is kept of votes after so many shares: those of each round, and all models so far."""
+def known(recipe: Recipe, models: list[Vector], shares: list[float]) -> Votes | None:
+    """What is known of votes after so many rounds: from the share of each, and all models."""
     if recipe.local.shorten is None:
-        return {}
+        return None
     plan, tenth = recipe.plan, _tenth(recipe.plan)
     begun = len(shares) // tenth * tenth
     found = any(_stalls(plan, _said(plan, shares, t)) for t in range(0, begun, tenth))
     now = [] if found else _said(plan, shares, begun)
     total = reduce(add, now, 0.0)  # in their order: to the last bit
-    said = torch.tensor([total, len(now), found], dtype=torch.float64)
-    return {_OLDER: models[max(0, begun - tenth)], _NEWER: models[begun], _SAID: said}
+    return Votes(models[max(0, begun - tenth)], models[begun], total, len(now), found)
 
 
-def earlier(recipe: Recipe, t: int, votes: Memory) -> Vector | None:
+def named(votes: Votes | None) -> Memory:
+    """As a checkpoint keeps them."""
+    if votes is None:
+        return {}
+    said = torch.tensor(votes[2:], dtype=torch.float64)
+    return {"votes.older": votes.older, "votes.newer": votes.newer, "votes.said": said}
+
+
+def earlier(recipe: Recipe, t: int, votes: Votes | None) -> Vector | None:
     """The model with which round t's cohort compares; None where nobody is asked."""
-    return votes[_OLDER] if votes and not votes[_SAID][2] and _asked(recipe.plan, t) else None
+    if votes is None or votes.stalled or not _asked(recipe.plan, t):
+        return None
+    return votes.older
 
 
-def pace(recipe: Recipe, votes: Memory) -> float:
+def pace(recipe: Recipe, votes: Votes | None) -> float:
     """What local learning rates are multiplied by, and the limit of the server's is divided by."""
     shorten = recipe.local.shorten
-    return 1 / shorten if shorten is not None and votes[_SAID][2] else 1.0
+    return 1 / shorten if shorten is not None and votes is not None and votes.stalled else 1.0
 
 
 def first_asked(recipe: Recipe) -> int | None:
