@@ -100,9 +100,7 @@ def ablation(task: str) -> dict[str, Any]:
     return {
         "all of it": given(plan, local, **whole, **smoothing),
         "without smoothing": given(plan, local, **whole, denoiser=IDENTITY),
-        "without adaptive clipping": given(
-            plan | {"clip_norm": 0.3}, local | {"shorten": None}, **whole, **smoothing
-        ),
+        "without adaptive clipping": given(plan | {"clip_norm": 0.3}, local, **whole, **smoothing),
         "without the rate rule": given(plan, local, **fixed | smoothing | {"schedule": SCHEDULE}),
         "without the planner": given(plan | small, local, **whole, **smoothing),
         "linear fall": given(plan, local, **whole | {"schedule": "linear"}, **smoothing),

@@ -47,8 +47,7 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
             # that follows them falls to nothing.
             del usual["retry_step"]
             given.add("local.retry_step")
-        if "clip_norm" in plan:  # votes take the place of a question that some norms do not ask
-            del usual["shorten"]
+        if "clip_norm" in plan:  # votes need one that adapts
             given.add("local.shorten")
         tables["local"] = usual | local
     return {
