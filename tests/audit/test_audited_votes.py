@@ -246,6 +246,11 @@ def test_a_vote_by_anothers_samples_is_found(monkeypatch):
     }
 
 
+def test_votes_in_half_the_bits_are_the_persons_own_too():
+    half = recipe(local=local(shorten=16.0, precision="bfloat16"))
+    assert vote_problems(half, people(200), Identity(), person=3) == {"votes": []}
+
+
 def test_a_whole_run_that_stalls_follows_from_its_releases(tmp_path):
     """Labels that cannot be learned, steps that are far too long, hardly any noise: all say no."""
     task, labels = people(400), torch.Generator().manual_seed(0)

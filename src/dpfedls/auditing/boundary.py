@@ -81,7 +81,10 @@ def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:
 
 
 def _votes(seen: Round) -> np.ndarray:
-    """Who has less loss with the model than with the earlier one, of those who trained."""
+    """Who has less loss with the model than with the earlier one, of those who trained.
+
+    Whoever has no loss, since their samples cannot be had, says no.
+    """
     now, then = (_losses(seen, params) for params in (seen.start, seen.bounds[0].earlier))
     return np.array([now.get(j, math.nan) < then.get(j, math.nan) for j in seen.trained.tolist()])
 

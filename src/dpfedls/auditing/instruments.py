@@ -116,19 +116,16 @@ class ObservedUpdate:
 
 @dataclass(frozen=True)
 class ObservedLosses:
-    """The real losses; whoever has none, since their samples cannot be had, has NaN."""
+    """The real losses of each client, by which it votes."""
 
     inner: Callable[[Vector, Indices], torch.Tensor]
     record: Record
 
     def __call__(self, params: Vector, clients: Indices) -> torch.Tensor:
-        losses = torch.full((len(clients),), torch.nan)
-        try:
-            losses = self.inner(params, clients)
-            return losses
-        finally:
-            asked = (params.clone(), clients.copy(), losses.clone())
-            self.record[self.record.current].losses.append(asked)
+        losses = self.inner(params, clients)
+        asked = (params.clone(), clients.copy(), losses.clone())
+        self.record[self.record.current].losses.append(asked)
+        return losses
 
 
 @dataclass(frozen=True)
