@@ -25,7 +25,7 @@ class Votes(NamedTuple):
     older: Any  # the model at the start of the window before this one
     newer: Any  # and of this one
     total: float = 0.0  # of the shares that said yes in this window
-    count: int = 0  # of the rounds that asked in it
+    asked: int = 0  # rounds of this window that did ask
     stalled: bool = False  # found in an earlier window, once and for all
 
     def to(self, device: Any) -> Votes:
@@ -53,11 +53,11 @@ def following(
     if votes is None:
         return None
     if share is not None and earlier(votes, plan, t) is not None:
-        votes = votes._replace(total=votes.total + share, count=votes.count + 1)
+        votes = votes._replace(total=votes.total + share, asked=votes.asked + 1)
     if (t + 1) % _window(plan):
         return votes
-    _, newer, total, count, stalled = votes
-    found = count > 0 and total / count + _doubt(plan, count) < BELOW
+    _, newer, total, asked, stalled = votes
+    found = asked > 0 and total / asked + _doubt(plan, asked) < BELOW
     return Votes(newer, model, stalled=stalled or found)
 
 
