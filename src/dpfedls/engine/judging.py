@@ -31,7 +31,7 @@ def _of_a_part(update: VmappedUpdate, params: Vector, clients: Indices) -> Tenso
     means = params.new_zeros(len(clients))
     if len(rows):
         features, targets = update.data.take(torch.from_numpy(rows).to(params.device))
-        tensors = {**update.constants, **update.layout.split(params)}
+        tensors = {**update.constants, **update.layout.split(params.to(update.local.dtype))}
         outputs = update._outputs(lambda x: call_with(update.model, tensors, x), features)
         losses = update.loss(outputs, targets).to(means)
         means.index_add_(0, torch.from_numpy(owners).to(params.device), losses)
