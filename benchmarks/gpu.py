@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from dpfedls import FixedSizeSampling, LaplacianSmoothing, PrivacyPlan, server, train
 from dpfedls.engine import engine
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.replay import one_by_one
 from dpfedls.engine.vmapped import VmappedUpdate
-from dpfedls.local_sgd import LocalSGD, LoopedUpdate
+from dpfedls.local_sgd import LocalSGD
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import cross_entropy

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dpfedls
 from dpfedls import (
     Identity,
     InputError,
@@ -148,6 +150,15 @@ def test_a_strength_that_is_not_one_is_refused(strength):
     ):
         with pytest.raises(InputError, match="strength must be a finite number >= 0"):
             make()
+
+
+def test_what_is_no_tensor_or_no_number_is_told_in_plain_words():
+    plain = inspect.unwrap(smooth)  # without the types that tests alone check
+    with pytest.raises(InputError, match=r"needs a tensor, got .*torch\.as_tensor"):
+        plain([1.0, 2.0], 1.0)
+    for wrong in ("1", None):
+        with pytest.raises(InputError, match=f"strength must be .*, got {wrong!r}"):
+            dpfedls.effective_dimension(9, wrong)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 10, 101])

@@ -5,17 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from dpfedls.parameters import Total, Updates
+from dpfedls.parameters import Total, Updates, Vector
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What one client may add to the sum of a round: public, and the same for everybody."""
+    """What a round asks of each client, and how much it may count: public, the same for everybody.
+
+    With an indicator one more coordinate, of that weight, holds a yes or no: whether the update is
+    inside the ball, or, where there is an earlier model, whether this one has less loss.
+    """
 
     norm: float  # of the clipped update, in ℓ2
-    indicator: float = 0.0  # > 0: one more coordinate, of this weight, says who is inside the ball
-    quantile: float = 0.5  # the share of updates that should be; the indicator is centred there
+    indicator: float = 0.0
+    quantile: float = 0.5  # the share of updates that should be inside; the indicator's centre
+    earlier: Vector | None = None
+    pace: float = 1.0  # times the learning rate
 
 
 def clip(updates: Updates, norm: float) -> Updates:
@@ -32,24 +39,28 @@ def clip(updates: Updates, norm: float) -> Updates:
     return clipped.masked_fill_(broken[:, None], 0.0) if broken.any() else clipped  # 0 · NaN is NaN
 
 
-def clipped_sum(updates: Updates, bound: Bound) -> Total:
+def clipped_sum(updates: Updates, bound: Bound, better: Tensor | None = None) -> Total:
     """The sum of the clipped rows in float64; few at a time, so that a CPU's caches hold them.
 
-    With an indicator one coordinate follows: indicator · Σ(1[inside] − quantile) over rows that are
-    not zero. Inside is a thousandth below the norm, since projection ends on the sphere.
+    With an indicator one coordinate follows: indicator · Σ(1[yes] − quantile) over rows that are
+    not zero. Yes is what ``better`` says; without it, that a row is inside the ball, a thousandth
+    below the norm, since projection ends on the sphere.
     """
     dim = updates.shape[1]
     total = updates.new_zeros(dim + (bound.indicator > 0), dtype=torch.float64)
-    for rows in updates.split(max(1, (_ON_GPU if updates.is_cuda else _NEAR) // dim)):
+    few = max(1, (_ON_GPU if updates.is_cuda else _NEAR) // dim)
+    for at, rows in enumerate(updates.split(few)):
         clipped = clip(rows, bound.norm)
         total[:dim] += clipped[0] if len(rows) == 1 else clipped.sum(dim=0, dtype=torch.float64)
         if bound.indicator > 0:
-            inside = (_lengths(rows) < bound.norm * (1 - _ON_THE_SPHERE)).double() - bound.quantile
-            total[dim] += bound.indicator * inside[rows.any(dim=1)].sum()
+            yes = _lengths(rows) < bound.norm * (1 - _ON_THE_SPHERE)
+            yes = yes if better is None else better[few * at :][: len(rows)]
+            votes = yes.double() - bound.quantile
+            total[dim] += bound.indicator * votes[rows.any(dim=1)].sum()
     return total
 
 
-def _lengths(updates: Updates) -> torch.Tensor:
+def _lengths(updates: Updates) -> Tensor:
     return torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Real
 
 
 class InputError(ValueError):
@@ -48,9 +49,11 @@ def require_share(name: str, value: float, why: str) -> None:
 
 
 def require_not_negative(name: str, value: float, why: str) -> None:
-    """Refuse negative numbers, NaN and infinity."""
-    if not (value >= 0 and math.isfinite(value)):
-        raise InputError(f"{name} must be a finite number >= 0, got {value:g}; {why}")
+    """Refuse negative numbers, NaN, infinity and what is no number."""
+    number = isinstance(value, Real)
+    if not (number and value >= 0 and math.isfinite(value)):
+        said = f"{value:g}" if number else repr(value)
+        raise InputError(f"{name} must be a finite number >= 0, got {said}; {why}")
 
 
 def unknown(what: str, name: str, known: Iterable[str], remedy: str = "") -> InputError:

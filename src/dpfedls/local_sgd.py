@@ -1,13 +1,7 @@
-"""What clients do: local SGD from the server's weights, projected onto a ball around them.
-
-``LoopedUpdate`` trains one client after another in plain torch. It is slow and defines what is
-correct; the faster engines are held to its results.
-"""
+"""What clients do: local SGD from the server's weights, projected onto a ball around them."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -27,9 +21,8 @@ from dpfedls.errors import (
 )
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.people.batches import batch_width
-from dpfedls.people.losses import Loss, require_one_loss_per_sample
+from dpfedls.people.losses import Loss
 from dpfedls.people.precision import computing_in, to_precision
-from dpfedls.people.steps import TRAININGS, following, lengths, project
 from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
@@ -58,6 +51,9 @@ class LocalSGD(Component, frozen=True, tag=False):
     faster on a GPU; weights, steps and updates stay in float32. With ``retry_step`` a client whose
     first step is longer than that share of the clip norm trains again with gradients so scaled
     that it is not, unless its loss halves; and again while it grows (``people.steps.following``).
+    With ``shorten`` cohorts vote, in the coordinate that an adaptive clip norm has, on whether the
+    model still improves; once it does not, the learning rate is divided by it and the limit of the
+    server rate multiplied (``privacy.stall``).
     """
 
     epochs: int | None = None
@@ -69,6 +65,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     projection: Literal["step", "final"] = "step"
     precision: Literal["float32", "bfloat16"] = "float32"
     retry_step: float | None = None  # share of the clip norm, above 1 ÷ steps if that adapts
+    shorten: float | None = None  # trainings by this, once cohorts vote that learning stalls
 
     def __post_init__(self) -> None:
         check_types(self, "local.")
@@ -85,6 +82,8 @@ class LocalSGD(Component, frozen=True, tag=False):
         require_not_negative("local.weight_decay", self.weight_decay, "0 switches it off")
         if self.retry_step is not None:
             require_finite("local.retry_step", self.retry_step, "0.3 suits 25 steps")
+        if self.shorten is not None:
+            require_finite("local.shorten", self.shorten, "16 divides the learning rate by 16")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,11 +125,18 @@ def schedule(
 class LocalUpdate(Protocol):
     """Train each client of a block from ``params``; one row of updates per client.
 
-    ``radius`` is this round's clip norm, to which "step" projects and ``retry_step`` compares.
+    ``radius`` is this round's clip norm, to which "step" projects and ``retry_step`` compares;
+    ``pace`` times the round's learning rate is what it trains with.
     """
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates: ...
 
 
@@ -148,54 +154,3 @@ class Update:
         """What ``run`` makes of the features, in the precision asked for; given in float32."""
         with computing_in(self.local.dtype):
             return to_precision(run(to_precision(features, self.local.dtype)), torch.float32)
-
-
-class LoopedUpdate(Update):
-    """One client after another, one real batch after another: no padding, no masks, no vmap.
-
-    Each client trains a copy of the model, so that nothing a model keeps to itself (a buffer, a
-    counter) passes from one client to the next or leaves without noise.
-    """
-
-    def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
-    ) -> Updates:
-        order, groups = schedule(self.local, self.data, clients, key)
-        updates = torch.zeros(len(clients), self.layout.dim, device=params.device)
-        for place, rows in zip(order, (rows for group in groups for rows in group), strict=True):
-            if rows.size:
-                share, rate = params.new_ones(1), self.local.rate(round_)
-                for _ in range(TRAININGS):
-                    updates[place], after = self._train(params, rows, rate, radius, share)
-                    if after == share:
-                        break
-                    share = after
-        return updates
-
-    def _train(
-        self, params: Vector, rows: Indices, rate: float, radius: float, share: Tensor
-    ) -> tuple[Vector, Tensor]:
-        """The update by a share of the gradients; and the share with which to train again."""
-        weights, model = params.clone(), copy.deepcopy(self.model).to(self.local.dtype)
-        trained = [model.get_parameter(name) for name in self.layout.names]
-        means, first = [], params.new_zeros(1)
-        for batch in rows:
-            real = torch.from_numpy(batch[batch >= 0]).to(params.device)
-            with torch.no_grad():
-                for tensor, value in zip(trained, self.layout.split(weights).values(), strict=True):
-                    tensor.copy_(value)
-            with torch.enable_grad():
-                features, targets = self.data.take(real)
-                losses = self.loss(self._outputs(model, features), targets)
-                require_one_loss_per_sample(losses, len(real))
-                gradients = torch.autograd.grad(losses.mean(), trained, materialize_grads=True)
-            gradient = torch.cat([g.to_dense().float().reshape(-1) for g in gradients])
-            weights = weights - rate * (share * gradient + self.local.weight_decay * weights)
-            means.append(losses.detach().mean())
-            if len(means) == 1:
-                first = lengths([(weights - params)[None]])
-            if self.local.projection == "step" and radius < math.inf:
-                project([weights[None]], [params], radius)
-        most = radius * (self.local.retry_step or math.inf)
-        risen = torch.stack(means).mean() / means[0]
-        return weights - params, following(share, risen, first, most)

@@ -14,8 +14,9 @@ from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.privacy.stall import Votes, earlier, following
 from dpfedls.randomness import Noise
-from dpfedls.stepping import Schedule, ServerRate, step_length
+from dpfedls.stepping import Schedule, ServerRate, scaled, step_length
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class ServerState:
     average: Vector  # Σ a_s w^s so far, the output
     clip_norm: float  # of the next round
     memory: Memory = field(default_factory=dict)  # the denoiser's
+    votes: Votes | None = None  # on whether learning stalls
 
     def to(self, device: torch.device | str) -> ServerState:
         """The same state on another device."""
         memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
+        votes = self.votes and self.votes.to(device)
         params, average = self.params.to(device), self.average.to(device)
-        return replace(self, params=params, average=average, memory=memory)
+        return replace(self, params=params, average=average, memory=memory, votes=votes)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Server:
     rate: ServerRate = 1.0  # η_g
     averaging: float = 0.0
     schedule: Schedule = "constant"
+    shorten: float | None = None  # local trainings by this, once learning stalls (privacy.stall)
 
     def __post_init__(self) -> None:
         if isinstance(self.denoiser, type) or not callable(self.denoiser):
@@ -63,12 +67,16 @@ class Server:
     def start(self, params: Vector) -> ServerState:
         """The state before the first round."""
         memory = first_memory(self.denoiser, self.layout)
-        return ServerState(0, params, params, self.plan.clipping.start, memory).to(params.device)
+        votes = None if self.shorten is None else Votes(params, params)
+        norm = self.plan.clipping.start
+        return ServerState(0, params, params, norm, memory, votes).to(params.device)
 
     def bound(self, state: ServerState) -> Bound:
         """What a client may contribute to the next round."""
         norm, clipping = state.clip_norm, self.plan.clipping
-        return Bound(norm, clipping.indicator(norm), clipping.quantile)
+        asked = (norm, clipping.indicator(norm), clipping.quantile)
+        compared = earlier(state.votes, self.plan, state.round)
+        return Bound(*asked, earlier=compared, pace=1 / self._longer(state.votes))
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""
@@ -76,7 +84,8 @@ class Server:
 
     def step(self, state: ServerState) -> float:
         """What the next round's direction is multiplied by."""
-        return step_length(self.rate, self.schedule, self.plan, state.clip_norm, state.round)
+        rate = scaled(self.rate, self._longer(state.votes))
+        return step_length(rate, self.schedule, self.plan, state.clip_norm, state.round)
 
     def finish_round(
         self, state: ServerState, total: Total, noise: Noise, nonce: str
@@ -91,8 +100,15 @@ class Server:
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * direction
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
-        norm = plan.clipping.following(state.clip_norm, release.inside, t, release.noise_stddev)
-        return ServerState(t + 1, params, average, norm, memory)
+        votes = following(state.votes, plan, t, release.inside, params)
+        lengths = release.inside if self.bound(state).earlier is None else None
+        norm = plan.clipping.following(state.clip_norm, lengths, t, release.noise_stddev)
+        norm *= self._longer(state.votes) / self._longer(votes)  # shorter with the updates
+        return ServerState(t + 1, params, average, norm, memory, votes)
+
+    def _longer(self, votes: Votes | None) -> float:
+        """By how much the server may go further, since clients go less far."""
+        return self.shorten if self.shorten and votes and votes.stalled else 1.0
 
 
 def newest_weight(r: float, t: int) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from dpfedls.component import Component, check_types
 from dpfedls.errors import require_finite
 from dpfedls.privacy.plan import PrivacyPlan
@@ -28,6 +30,11 @@ class NoiseRate(Component, frozen=True, tag="noise"):
 
 
 ServerRate: TypeAlias = float | NoiseRate
+
+
+def scaled(rate: ServerRate, by: float) -> ServerRate:
+    """A rate that may be so many times as large; the noise that it adds is as before."""
+    return replace(rate, at_most=by * rate.at_most) if isinstance(rate, NoiseRate) else by * rate
 
 
 def step_length(

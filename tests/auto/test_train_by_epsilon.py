@@ -124,6 +124,24 @@ def test_trainings_are_short_where_the_largest_rate_is_the_limit(noise, learning
     assert isinstance(chosen.server, NoiseRate)
     assert (chosen.server.at_most, chosen.learning) == rates
     assert ("larger server rate" in chosen.why["local.learning_rate"]) == (rates[1] < 0.05)
+    assert rates[1] / chosen.shorten == 0.05 / 16  # after a stall, the same everywhere
+
+
+@pytest.mark.parametrize(
+    ("given", "shorten"),
+    [
+        ({}, 16.0),
+        ({"plan": {"num_clients": 60, "clip_norm": 0.3}}, None),  # nobody can vote
+        ({"local": {"shorten": 4.0}}, 4.0),
+    ],
+)
+def test_votes_are_asked_for_where_nothing_else_is_given(given, shorten):
+    values = {"task": "synthetic-logistic", "calibrate": {"epsilon": 4.0}, **given}
+    values = {"plan": {"num_clients": 60}, **values}
+    recipe = recipes.decode(values, "mine", [])
+    ready_made = ready(recipe, make_task(recipe.task, 60, SeededStreams(0)))
+    assert ready_made.local.shorten == shorten
+    assert ("local.shorten" in ready_made.chosen) == (not given)
 
 
 def test_what_is_given_stays_and_what_is_chosen_has_its_reason(tmp_path):

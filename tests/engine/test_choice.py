@@ -23,8 +23,8 @@ from dpfedls.engine.layers import (
     plain_window,
     pool_options,
 )
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.probe import MadeUp
-from dpfedls.local_sgd import LoopedUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_samples
 from dpfedls.people.losses import cross_entropy

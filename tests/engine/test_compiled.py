@@ -25,8 +25,9 @@ from dpfedls.engine.compiled.exponential import exponential
 from dpfedls.engine.compiled.recognition import program_of
 from dpfedls.engine.compiled.training import loss_gradient
 from dpfedls.engine.compiled.update import CompiledUpdate, compiled_update
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import LocalSGD, LoopedUpdate
+from dpfedls.local_sgd import LocalSGD
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import Loss, cross_entropy

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from dpfedls import InputError, LocalSGD
 from dpfedls.clipping import Bound, clip
 from dpfedls.engine import Engine, choose
-from dpfedls.local_sgd import LoopedUpdate
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.losses import cross_entropy
 from dpfedls.tasks.models import GRU, LastPosition, character_lstm, cnn

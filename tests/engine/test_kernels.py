@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from torch import nn
 
 from dpfedls.engine import choose, recurrence
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.replay import one_by_one
 from dpfedls.engine.vmapped import VmappedUpdate
-from dpfedls.local_sgd import LocalSGD, LoopedUpdate
+from dpfedls.local_sgd import LocalSGD
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import cross_entropy

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from dpfedls import InputError, LocalSGD
 from dpfedls.engine import choose
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.vmapped import VmappedUpdate
-from dpfedls.local_sgd import LoopedUpdate, schedule
+from dpfedls.local_sgd import schedule
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import cross_entropy

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset, TensorDataset
 from dpfedls import ClientData, InputError, LazyClients
 from dpfedls.clipping import Bound
 from dpfedls.engine import choose
-from dpfedls.flower.client import Node, make_ask
+from dpfedls.flower.client import Node, make_ask, pack_models
 from dpfedls.flower.person import load
-from dpfedls.flower.replies import pack, unpack
+from dpfedls.flower.replies import unpack
 from dpfedls.people.grouping import choice
 from dpfedls.people.losses import cross_entropy
 from dpfedls.privacy.clipping import AdaptiveClipping
@@ -77,7 +77,8 @@ def total(people, key, bound=None):
     bound = bound or Bound(RECIPE.plan.clip_norm)
     holder = node(people)
     params = holder.layout.read(holder.model)
-    ask = make_ask(0, key, np.array(sorted(people)), pack(params, holder.layout), bound)
+    models = pack_models(params, bound, holder.layout)
+    ask = make_ask(0, key, np.array(sorted(people)), models, bound)
     return unpack(holder.train(ask)["update"], holder.layout)
 
 
@@ -118,7 +119,8 @@ def test_a_person_without_samples_adds_what_they_add_in_a_simulation():
     for people in (GOOD, GOOD | {HOSTILE: (X[:0], Y[:0])}):
         holder = Node.of(recipe, TASK.model, people, cross_entropy)
         params = holder.layout.read(holder.model)
-        ask = make_ask(0, 5, np.array(sorted(people)), pack(params, holder.layout), bound)
+        models = pack_models(params, bound, holder.layout)
+        ask = make_ask(0, 5, np.array(sorted(people)), models, bound)
         told.append(holder.train(ask)["about"]["inside"])
     data = ClientData.from_pairs([*GOOD.values(), (X[:0], Y[:0])])
     engine = choose(TASK.model, data, recipe.local, cross_entropy, engine="looped")

@@ -161,7 +161,8 @@ def test_what_was_chosen_for_epsilon_stays_chosen_when_a_run_goes_on(tmp_path, m
     found = read_recipe(folder)
 
     def plan_for(num_clients, epsilon, delta=None):
-        return plan(num_clients=num_clients), {"plan.rounds": "better"}
+        other = plan(num_clients=num_clients, clip_norm=dpfedls.AdaptiveClipping())
+        return other, {"plan.rounds": "better"}
 
     module = sys.modules["dpfedls.runs.train"]
     monkeypatch.setattr(module, "plan_for", plan_for)

@@ -10,8 +10,10 @@ import math
 
 import msgspec
 import numpy as np
+import torch
 
 from dpfedls.auditing.instruments import Record, Round
+from dpfedls.parameters import Vector
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.sampling import FixedSizeSampling
@@ -62,7 +64,7 @@ def fresh_problems(record: Record) -> list[str]:
 
 
 def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:
-    """What each person may add to the sum, one row each: the update clipped, then the indicator."""
+    """What each person may add to the sum, one row each: the update clipped, then yes or no."""
     norm = seen.bounds[0].norm
     rows = np.concatenate([row.double().cpu().numpy() for row in seen.rows] or [np.empty((0, 0))])
     with np.errstate(all="ignore"):
@@ -72,9 +74,28 @@ def contributions(plan: PrivacyPlan, seen: Round) -> np.ndarray:
     if not isinstance(plan.clip_norm, AdaptiveClipping):
         return clipped
     quantile = plan.clip_norm.quantile
-    inside = (lengths < norm * (1 - _ON_THE_SPHERE)) - quantile
-    inside[lengths == 0] = 0.0  # whoever sends nothing has no length
-    return np.column_stack([clipped, _indicator(norm, quantile) * inside])
+    asked = seen.bounds[0].earlier is not None
+    yes = (_votes(seen) if asked else lengths < norm * (1 - _ON_THE_SPHERE)) - quantile
+    yes[lengths == 0] = 0.0  # whoever sends nothing has no length, and no vote
+    return np.column_stack([clipped, _indicator(norm, quantile) * yes])
+
+
+def _votes(seen: Round) -> np.ndarray:
+    """Who has less loss with the model than with the earlier one, of those who trained.
+
+    Whoever has no loss, since their samples cannot be had, says no.
+    """
+    now, then = (_losses(seen, params) for params in (seen.start, seen.bounds[0].earlier))
+    return np.array([now.get(j, math.nan) < then.get(j, math.nan) for j in seen.trained.tolist()])
+
+
+def _losses(seen: Round, params: Vector | None) -> dict[int, float]:
+    return {
+        j: loss
+        for given, clients, losses in seen.losses
+        if params is not None and torch.equal(given, params)
+        for j, loss in zip(clients.tolist(), losses.tolist(), strict=True)
+    }
 
 
 def expected_total(plan: PrivacyPlan, seen: Round) -> np.ndarray:

@@ -57,9 +57,15 @@ class WithCanaries:
     directions: Float[torch.Tensor, "canaries dim"]
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates:
-        updates = self.inner(params, clients, round_, key, radius)
+        updates = self.inner(params, clients, round_, key, radius, pace)
         planted = np.flatnonzero(clients < len(self.directions))
         updates[planted] = self.directions[clients[planted]] * (_LENGTH * radius)
         return updates

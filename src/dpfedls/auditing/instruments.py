@@ -7,7 +7,7 @@ never answers. Everything recorded here is sensitive; an audit runs on data that
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.randomness import Noise, RandomStreams
 from dpfedls.sampling import Indices
+from dpfedls.server import ServerState
 from dpfedls.simulation import Simulation
 
 Planted = Callable[[Indices, int, float, Updates], Updates]
@@ -37,12 +38,15 @@ class Round:
     keys: list[int] = field(default_factory=list)
     start: Vector | None = None  # the weights from which clients trained
     clients: list[Indices] = field(default_factory=list)  # as they reached the local update
+    paces: list[float] = field(default_factory=list)  # with which they were to train
     rows: list[Updates] = field(default_factory=list)  # what they sent, unclipped
+    losses: list[tuple[Vector, Indices, torch.Tensor]] = field(default_factory=list)  # for votes
     totals: list[Vector] = field(default_factory=list)  # what left the engine
     draws: list[torch.Tensor] = field(default_factory=list)  # standard normals
     nonces: list[str] = field(default_factory=list)
     paid: list[str] = field(default_factory=list)  # what the ledger lacked at each draw, or ""
     releases: list[Release] = field(default_factory=list)
+    after: ServerState | None = None  # the round, once it is over
 
     @property
     def trained(self) -> Indices:
@@ -66,6 +70,11 @@ class Record:
     def __iter__(self) -> Any:
         return iter([self.rounds[t] for t in sorted(self.rounds)])
 
+    def end(self, after: ServerState) -> None:
+        """What a round has come to, if there was one."""
+        if after.round - 1 in self.rounds:
+            self.rounds[after.round - 1].after = after
+
     def crash_if_due(self, seen: Round) -> None:
         """Stop as a power cut would: the round is paid for and nothing of it is released."""
         if self.crash == seen.number:
@@ -88,14 +97,35 @@ class ObservedUpdate:
     planted: Planted
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates:
-        rows = self.planted(
-            clients, round_, radius, self.inner(params, clients, round_, key, radius)
-        )
-        self.record[self.record.current].clients.append(clients.copy())
-        self.record[self.record.current].rows.append(rows.clone())
+        made = self.inner(params, clients, round_, key, radius, pace)
+        rows = self.planted(clients, round_, radius, made)
+        seen = self.record[self.record.current]
+        seen.clients.append(clients.copy())
+        seen.paces.append(pace)
+        seen.rows.append(rows.clone())
         return rows
+
+
+@dataclass(frozen=True)
+class ObservedLosses:
+    """The real losses of each client, by which it votes."""
+
+    inner: Callable[[Vector, Indices], torch.Tensor]
+    record: Record
+
+    def __call__(self, params: Vector, clients: Indices) -> torch.Tensor:
+        losses = self.inner(params, clients)
+        asked = (params.clone(), clients.copy(), losses.clone())
+        self.record[self.record.current].losses.append(asked)
+        return losses
 
 
 @dataclass(frozen=True)
@@ -178,16 +208,15 @@ def observed(
 ) -> Simulation:
     """The same simulation with an instrument at every joint."""
     engine = simulation.engine
+    parts = {part.name: getattr(engine, part.name) for part in fields(engine)}
     watched = ObservedEngine(
-        engine.name,
-        engine.reason,
-        ObservedUpdate(engine.update, record, planted),
-        engine.data,
-        engine.block_size,
-        engine.ranks,
-        engine.failing,
-        record,
-        tuple(absent),
+        **parts
+        | {
+            "update": ObservedUpdate(engine.update, record, planted),
+            "losses": engine.losses and ObservedLosses(engine.losses, record),
+            "record": record,
+            "absent": tuple(absent),
+        }
     )
     server = replace(
         simulation.server, denoiser=ObservedDenoiser(simulation.server.denoiser, record)

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from safetensors.numpy import load as load_tensors
 
+from dpfedls.auditing import stall
 from dpfedls.auditing.doors import door_problems
 from dpfedls.auditing.kept import kept_problems, log_lines
 from dpfedls.auditing.payments import expected_payments
-from dpfedls.auditing.worlds import World
+from dpfedls.auditing.worlds import Watched, World
 from dpfedls.denoising import denoise, first_memory
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
@@ -37,42 +38,49 @@ from dpfedls.server import ServerState
 from dpfedls.stepping import NoiseRate
 
 
-def replayed(world: World) -> list[ServerState]:
+def replayed(world: Watched) -> list[ServerState]:
     """The states after each round, from the recipe, the first model and the releases."""
     recipe, layout = world.recipe, Layout.of(world.task.model)
     params = layout.read(world.task.model)
     norm = recipe.plan.clipping.start
     denoiser = copy.deepcopy(world.denoiser)
-    memory = first_memory(denoiser, layout)
-    states = [ServerState(0, params, params, norm, memory)]
-    average, weights = params, 1.0
+    memory, votes = first_memory(denoiser, layout), stall.known(recipe, [params], [])
+    states = [ServerState(0, params, params, norm, memory, votes)]
+    average, weights, shares = params, 1.0, []
     for seen in world.record:
         release = seen.releases[0]
         if seen.number in world.record.lost:  # what a denoiser kept in itself the crash took too
             denoiser = copy.deepcopy(world.denoiser)
         # Not by the server's own function: the audit has to know what was promised, not what runs.
-        step = _step(recipe, norm, seen.number)
+        step = _step(recipe, states[-1])
         direction, memory = denoise(denoiser, replace(release, step=step), memory)
         params = params + step * direction
         # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
         weights = recipe.averaging * weights + 1
         average = average.lerp(params, 1 / weights)
-        norm = _next_norm(recipe, norm, release.inside, seen.number)
-        states.append(ServerState(seen.number + 1, params, average, norm, memory))
+        asked = stall.earlier(recipe, seen.number, votes) is not None
+        norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number)
+        shares.append(release.inside)
+        before = stall.pace(recipe, votes)
+        votes = stall.known(recipe, [*(s.params for s in states), params], shares)
+        norm *= stall.pace(recipe, votes) / before  # updates become as much shorter
+        states.append(ServerState(seen.number + 1, params, average, norm, memory, votes))
     return states
 
 
-def _step(recipe: Recipe, norm: float, t: int) -> float:
-    """The server rate of round t."""
+def _step(recipe: Recipe, state: ServerState) -> float:
+    """The server rate of the round that follows this state."""
     plan, rounds, rate = recipe.plan, recipe.plan.rounds, recipe.server_rate
+    norm, longer = state.clip_norm, 1 / stall.pace(recipe, state.votes)
     power = {"constant": 0.0, "root": 0.5, "linear": 1.0}[recipe.schedule]
     falling = [(1 - s / rounds) ** power for s in range(rounds)]
     if isinstance(rate, NoiseRate):
         deviation = plan.noise * plan.clipping.contribution(norm) / plan.expected_cohort
         gathered = deviation * sum(share**2 for share in falling) ** 0.5
-        rate = min(rate.at_most, rate.noise / gathered) if gathered else rate.at_most
+        most = longer * rate.at_most
+        return falling[state.round] * (min(most, rate.noise / gathered) if gathered else most)
     assert not isinstance(rate, str)  # it was chosen before the run
-    return rate * falling[t]
+    return longer * rate * falling[state.round]
 
 
 def leaving_problems(world: World) -> list[str]:
@@ -82,7 +90,7 @@ def leaving_problems(world: World) -> list[str]:
     states = replayed(world)
     return [
         *kept_problems(world.folder),
-        *_training(world, states),
+        *following_problems(world, states),
         *_models(world, states),
         *_log(world, states),
         *_documents(world),
@@ -113,15 +121,23 @@ def neighbour_problems(one: World, other: World) -> list[str]:
     return problems
 
 
-def _training(world: World, states: list[ServerState]) -> list[str]:
-    """Clients start from the public model, in a ball of the public radius."""
-    ahead = getattr(world.denoiser, "ahead", None)
-    for seen, state in zip(world.record, states, strict=False):
+def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
+    """What clients are asked, and what the server keeps, follows from the releases before."""
+    ahead, recipe = getattr(world.denoiser, "ahead", None), world.recipe
+    for seen, state, after in zip(world.record, states, states[1:], strict=False):
         start = state.params if ahead is None else ahead(state.params, state.memory)
         if seen.start is None or not torch.equal(seen.start, start):
             return ["clients did not start from the public model"]
-        if not math.isclose(seen.bounds[0].norm, state.clip_norm, rel_tol=1e-9):
+        bound, pace = seen.bounds[0], stall.pace(recipe, state.votes)
+        if not math.isclose(bound.norm, state.clip_norm, rel_tol=1e-9):
             return ["the clip norm of a round does not follow from the releases before it"]
+        earlier = stall.earlier(recipe, seen.number, state.votes)
+        if not _same(bound.earlier, earlier):
+            return ["who votes, or on which two models, does not follow from the releases before"]
+        if not np.allclose([bound.pace, *seen.paces], pace, rtol=1e-9):
+            return ["the pace of clients does not follow from the releases before it"]
+        for what in [] if seen.after is None else _differing(seen.after, after):
+            return [f"{what} after a round does not follow from the releases"]
     return []
 
 
@@ -131,14 +147,8 @@ def _models(world: World, states: list[ServerState]) -> list[str]:
         return ["there is no checkpoint"]
     kept = Checkpoint.load(world.folder)
     memory = {name: torch.from_numpy(values.copy()) for name, values in kept.memory.items()}
-    if (
-        kept.round != last.round
-        or not torch.equal(torch.from_numpy(kept.params.copy()), last.params)
-        or not _near(torch.from_numpy(kept.average.copy()), last.average)
-        or not math.isclose(kept.clip_norm, last.clip_norm, rel_tol=1e-9)
-        or memory.keys() != last.memory.keys()
-        or any(not torch.equal(memory[name], tensor) for name, tensor in last.memory.items())
-    ):
+    params, average = (torch.from_numpy(v.copy()) for v in (kept.params, kept.average))
+    if _differing(ServerState(kept.round, params, average, kept.clip_norm, memory), last):
         problems.append("the checkpoint does not follow from the releases")
     path = world.folder / "model.safetensors"
     own = Layout.of(world.result.model).read(world.result.model)
@@ -185,7 +195,7 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
         cost = cost if recipe.budget is None else min(cost, recipe.budget)
         if not math.isclose(line["epsilon"], cost, rel_tol=1e-9):
             problems.append("an ε in rounds.jsonl is not that of the rounds so far")
-        step = _step(world.recipe, before.clip_norm, before.round)
+        step = _step(recipe, before)
         if not math.isclose(line["server_rate"], step, rel_tol=1e-9):
             problems.append(
                 f"the log's server rate of round {line['round']} is not the one promised"
@@ -251,6 +261,23 @@ def _without_digests(folder: Path) -> dict[str, Any]:
 def _payments(folder: Path) -> Any:
     account = read_ledger(folder / "ledger.sqlite")
     return {**account.opening, "run": None}, msgspec.to_builtins(account.entries)
+
+
+def _differing(found: ServerState, state: ServerState) -> list[str]:
+    """What of a state is not as it should be."""
+    kept, kept_too = (one.memory | stall.named(one.votes) for one in (found, state))
+    same = {
+        "the number": found.round == state.round,
+        "the model": torch.equal(found.params, state.params),
+        "the average of models": _near(found.average, state.average),
+        "the clip norm": math.isclose(found.clip_norm, state.clip_norm, rel_tol=1e-9),
+        **{n: _same(kept.get(n), kept_too.get(n)) for n in sorted(kept | kept_too)},
+    }
+    return [what for what, is_same in same.items() if not is_same]
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return torch.equal(one, other) if one is not None and other is not None else one is other
 
 
 def _near(one: torch.Tensor, other: torch.Tensor) -> bool:

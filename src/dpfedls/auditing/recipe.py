@@ -18,6 +18,9 @@ from dpfedls.auditing.bounds import largest_deviation, scale_error_found
 from dpfedls.auditing.canary import FEWEST, CanaryAudit, audit_canaries, check_canaries
 from dpfedls.auditing.instruments import Record
 from dpfedls.auditing.kept import kept_notes, kept_problems
+from dpfedls.auditing.public import following_problems, replayed
+from dpfedls.auditing.stall import first_asked
+from dpfedls.auditing.votes import vote_problems
 from dpfedls.auditing.whole import company_problems, deployed, whole_run_problems
 from dpfedls.auditing.worlds import (
     made_up_lengths,
@@ -72,10 +75,12 @@ def audit(
     if canaries:  # before the minutes that come first
         check_canaries(recipe.plan, canaries)
     denoiser = denoiser or built(recipe.denoiser)
-    small = _small(recipe, rounds)
+    alone = _alone(recipe)
+    small = msgspec.structs.replace(alone, plan=_shorter(recipe.plan, rounds))
     watch(0, "many cheap rounds")
-    made_up, seen, problems = _many_rounds(small, trials)
-    problems["rounds where nobody comes"] = _empty_problems(small)
+    made_up, seen, problems = _many_rounds(alone, trials)
+    person = person_in(made_up)
+    problems["rounds where nobody comes"] = _empty_problems(alone)
     if folder is not None:
         problems["the run folder"] = kept_problems(folder)
     watch(1, "deployed noise")
@@ -83,9 +88,8 @@ def audit(
     watch(2, "whole runs")
     with tempfile.TemporaryDirectory(prefix="dpfedls-audit-") as place:
         try:
-            problems |= whole_run_problems(
-                small, task, denoiser, Path(place), made_up, person_in(made_up)
-            )
+            problems |= whole_run_problems(small, task, denoiser, Path(place), made_up, person)
+            problems |= vote_problems(alone, task, denoiser, person)
         except InputError as error:  # whatever people send, a run goes on
             problems["whole runs"] = [f"one stopped: {error}"]
     problems["people in company"] = company_problems(small, task, denoiser, made_up)
@@ -96,7 +100,7 @@ def audit(
     ):
         problems["the plan's ε"] = ["it is smaller than what the rounds cost with the noise added"]
     mu_claimed = plan.sensitivity(1.0) / plan.noise_stddev(1.0)
-    mu_lower = _mu_lower(small, trials, made_up, seen)
+    mu_lower = _mu_lower(alone, trials, made_up, seen)
     problems["the bound on μ"] = _bound_problems(mu_lower, mu_claimed)
     watch(3, "canaries")
     canaried = canary_run(recipe, task, denoiser, canaries)
@@ -129,7 +133,7 @@ def audit(
         "trials": trials,
         "folder": None if folder is None else str(folder),
         "canary": msgspec.to_builtins(canaried),
-        "notes": [] if folder is None else kept_notes(folder),
+        "notes": [*([] if folder is None else kept_notes(folder)), *not_seen(recipe, trials)],
         "note": NOTE,
     }
 
@@ -189,13 +193,33 @@ def canary_run(
     return audit_canaries(simulation, server.start(layout.read(model)), count, recipe.seed)
 
 
-def _small(recipe: Recipe, rounds: int) -> Recipe:
-    """The same promise for fewer rounds, outside any population, to be run as a simulation."""
-    plan = msgspec.structs.replace(recipe.plan, rounds=min(recipe.plan.rounds, rounds))
+def _alone(recipe: Recipe) -> Recipe:
+    """The same promise outside any population, to be run as a simulation."""
     return msgspec.structs.replace(
-        recipe, plan=plan, calibrate=None, population=None, budget=None, diagnose=False,
-        mode="simulation", device="cpu",
+        recipe, calibrate=None, population=None, budget=None, diagnose=False, mode="simulation",
+        device="cpu",
     )  # fmt: skip
+
+
+def _shorter(plan: PrivacyPlan, rounds: int) -> PrivacyPlan:
+    return msgspec.structs.replace(plan, rounds=min(plan.rounds, rounds))
+
+
+def not_seen(recipe: Recipe, trials: int) -> list[str]:
+    """Of votes, what the rounds that were made could not show."""
+    first, rounds = first_asked(recipe), recipe.plan.rounds
+    if recipe.local.shorten is not None and first is None:
+        return [
+            f"local.shorten has no effect: with so few people, or so much noise, votes of "
+            f"{rounds} rounds would tell nothing, so nobody is asked"
+        ]
+    # Three tenths of the rounds, or of the trials if these are more, and the first stall is seen.
+    if first is not None and trials < 0.3 * rounds + 1:
+        return [
+            f"of {rounds} rounds {trials} were made up, which is too few for people to vote that "
+            f"learning stalls; with --trials {math.ceil(0.3 * rounds) + 1} they do"
+        ]
+    return []
 
 
 def _many_rounds(recipe: Recipe, trials: int) -> tuple[Record, Seen, dict[str, list[str]]]:
@@ -203,9 +227,9 @@ def _many_rounds(recipe: Recipe, trials: int) -> tuple[Record, Seen, dict[str, l
     plan, problems = recipe.plan, {}
     kept = None
     for name, chosen in (("seeded", recipe), ("deployed", deployed(recipe))):
-        record = run_made_up(chosen, trials)
-        seen = boundary(plan, record)
-        problems[f"{name} rounds"] = seen.problems
+        made = run_made_up(chosen, trials)
+        record, seen = made.record, boundary(plan, made.record)
+        problems[f"{name} rounds"] = seen.problems or following_problems(made, replayed(made))
         draws = [r.draws[0].cpu().numpy() for r in record if len(r.draws) == 1]
         if len({len(drawn) for drawn in draws}) == 1:
             drawn = np.stack(draws)
@@ -225,7 +249,7 @@ def _empty_problems(recipe: Recipe) -> list[str]:
         return []
     sampler = msgspec.structs.replace(plan.sampler, rate=1e-3 / plan.num_clients)
     plan = msgspec.structs.replace(plan, sampler=sampler)
-    record = run_made_up(msgspec.structs.replace(recipe, plan=plan), _EMPTY)
+    record = run_made_up(msgspec.structs.replace(recipe, plan=plan), _EMPTY).record
     seen = boundary(plan, record)
     if len(list(record)) < _EMPTY:
         return [*seen.problems, "a round without a cohort is left out"]
@@ -238,7 +262,7 @@ def _mu_lower(recipe: Recipe, trials: int, record: Record, seen: Seen) -> float:
     replaced = isinstance(plan.sampler, FixedSizeSampling)
     without = run_made_up(
         recipe, trials, absent=() if replaced else person, opposite=person if replaced else ()
-    )
+    ).record
     moved = [0.0]
     for here, gone in zip(record, without, strict=False):
         if here.releases and gone.releases:

@@ -6,10 +6,11 @@ import contextlib
 import copy
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,20 @@ SHAPE = (40, 25)  # of the made-up model, whose rounds are cheap
 
 
 @dataclass(frozen=True)
-class World:
-    """A run as it happened: what passed inside, and everything that left."""
+class Watched:
+    """Rounds as they happened: of what they were made, and what passed inside."""
 
     recipe: Recipe
     task: Task
     denoiser: AnyCallable
-    absent: tuple[int, ...]
     record: Record
+
+
+@dataclass(frozen=True)
+class World(Watched):
+    """A run as it happened, with everything that left."""
+
+    absent: tuple[int, ...]
     folder: Path
     result: Result
     said: str  # log messages of every level, and what was printed
@@ -55,10 +62,11 @@ class World:
 
 
 class LedgerLook:
-    """A watcher that finds the run's ledger, and says what it lacks when noise is drawn."""
+    """A watcher that keeps each state, and says what the ledger lacks when noise is drawn."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Record) -> None:
         self.run: Run | None = None
+        self.record = record
         self.durable = True
 
     def refuses_more(self) -> bool:
@@ -74,7 +82,8 @@ class LedgerLook:
         self.run = run
 
     def __call__(self, record: RoundRecord) -> None:
-        """Nothing to do after a round."""
+        assert self.run is not None
+        self.record.end(self.run.state)
 
     def missing(self, nonces: list[str]) -> str:
         """What is wrong if noise is drawn now for the release with the last of these names."""
@@ -103,8 +112,9 @@ def run_world(
 
     In its second round it stops after paying, and goes on from its folder as after a power cut.
     """
-    look = LedgerLook()
-    record = Record(look.missing, crash=1 if recipe.plan.rounds > 2 else None)
+    record = Record(crash=1 if recipe.plan.rounds > 2 else None)
+    look = LedgerLook(record)
+    record.look = look.missing
 
     def run() -> Result:
         return simulate(
@@ -128,26 +138,29 @@ def run_world(
         if not last.draws and not last.releases:
             del record.rounds[record.current]
     return World(
-        recipe, task, denoiser, absent, record, folder, result, words, heard, look.durable, ends
+        recipe, task, denoiser, record, absent, folder, result, words, heard, look.durable, ends
     )
 
 
 def run_made_up(
     recipe: Recipe, rounds: int, absent: tuple[int, ...] = (), opposite: tuple[int, ...] = ()
-) -> Record:
-    """Many cheap rounds of the recipe's plan, in memory, with updates that are all made up."""
-    plan = msgspec.structs.replace(recipe.plan, rounds=rounds)
+) -> Watched:
+    """Many cheap rounds of the recipe's plan, in memory; all updates and losses are made up.
+
+    If the plan has more rounds, these are the first of them: what a round asks depends on it.
+    """
+    plan = msgspec.structs.replace(recipe.plan, rounds=max(rounds, recipe.plan.rounds))
     people = made_up_people(plan.num_clients)
     recipe = msgspec.structs.replace(recipe, plan=plan, block_size=7, engine="looped", budget=None)
     simulation, model = prepare(recipe, people, Identity())
     record = Record()
-    engine = replace(simulation.engine, update=_nothing)
+    engine = replace(simulation.engine, update=_nothing, losses=_made_up_losses(record))
     planted = negated(all_made_up, opposite)
     simulation = observed(replace(simulation, engine=engine), record, planted, absent)
     state = simulation.server.start(simulation.server.layout.read(model))
-    for _ in simulation.run(state):
-        pass
-    return record
+    for after in islice(simulation.run(state), rounds):
+        record.end(after)
+    return Watched(recipe, people, Identity(), record)
 
 
 def made_up_people(num_clients: int) -> Task:
@@ -159,7 +172,7 @@ def made_up_people(num_clients: int) -> Task:
 
 
 def all_made_up(clients: Indices, round_: int, norm: float, updates: Updates) -> Updates:
-    """Directions from a small bank; in odd rounds everybody is inside the ball, else anything."""
+    """Directions from a small bank; in odd rounds all are in the ball or zero, else anything."""
     dim = updates.shape[1]
     bank = _bank(dim)
     own = torch.from_numpy(made_up_lengths(clients, round_) * norm)
@@ -168,7 +181,7 @@ def all_made_up(clients: Indices, round_: int, norm: float, updates: Updates) ->
 
 def made_up_lengths(clients: Indices, round_: int) -> np.ndarray:
     """Of made-up updates, in clip norms."""
-    lengths = np.array([0.9, 0.3, 0.999, 1e-4] if round_ % 2 else LENGTHS)
+    lengths = np.array([0.9, 0.3, 0.999, 1e-4, 0.0] if round_ % 2 else LENGTHS)
     return lengths[(clients + round_) % len(lengths)]
 
 
@@ -226,8 +239,22 @@ def altered(task: Task, person: int) -> Task:
     )
 
 
-def _nothing(params: Any, clients: Indices, round_: int, key: int, radius: float) -> Updates:
+def _nothing(
+    params: Any, clients: Indices, round_: int, key: int, radius: float, pace: float = 1.0
+) -> Updates:
     return torch.zeros(len(clients), len(params))
+
+
+def _made_up_losses(record: Record) -> Callable[[Any, Indices], torch.Tensor]:
+    """One person of eight is better off than before: the votes find that learning stalls."""
+
+    def losses(params: Any, clients: Indices) -> torch.Tensor:
+        seen = record[record.current]
+        if seen.start is None or not torch.equal(params, seen.start):
+            return torch.full((len(clients),), 0.5)
+        return torch.from_numpy((clients + seen.number) % 8 > 0).float()
+
+    return losses
 
 
 @cache  # the same in every round

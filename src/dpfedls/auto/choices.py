@@ -40,8 +40,9 @@ SCHEDULE: Schedule = "root"
 CLIP_LESS, MOST_RATE_FOR_MANY = 0.8, 20.0
 # Where a rate at its limit gathers no more noise than the model bears, the limit slows learning and
 # not noise. Then short ways of people who differ, and long steps of the server, lead to a better
-# model: the mean of where each would end alone is not where all of them together would.
-SHORTER = 8.0
+# model: the mean of where each would end alone is not where all of them together would. After a
+# stall everywhere: a sixteenth in all, the best of 4, 8 and 16.
+SHORTER, SHORTEST = 8.0, 16.0
 
 OPEN = "to be chosen when the model is known"
 WHY = {
@@ -51,6 +52,7 @@ WHY = {
     "local.learning_rate": OPEN,
     "local.retry_step": "a client whose first step is too long for the clip norm, and whose loss "
     "does not halve, trains again with shorter steps",
+    "local.shorten": OPEN,
     "denoiser": "smoothing along each axis of a tensor, with a strength estimated from past "
     "releases; none where neighbours are not similar",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",
@@ -92,6 +94,7 @@ class Fitted(NamedTuple):
 
     server: ServerRate
     learning: float
+    shorten: float
     why: dict[str, str]
 
 
@@ -116,7 +119,7 @@ def rates_for(
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
     most = MOST_RATE[schedule]
     source = "the test inputs" if public else "random inputs of unit scale"
-    gathered, steps = noise_gathered(schedule, plan, 1.0), rates.learning
+    gathered, steps, shorten = noise_gathered(schedule, plan, 1.0), rates.learning, SHORTEST
     length = f"steps that the model tolerates on {source}"
     if rates.noise is None:
         server: ServerRate = min(most, IN_CLIP_NORMS / gathered) if gathered else most
@@ -126,6 +129,7 @@ def rates_for(
             most = MOST_RATE_FOR_MANY
         elif most > 1 and learning and most * gathered <= rates.noise:
             most, steps = MOST_RATE_FOR_MANY, rates.learning / SHORTER
+            shorten = SHORTEST / SHORTER
             length = f"1/{SHORTER:g} of {length}, and a larger server rate: noise is little"
         server = NoiseRate(noise=rates.noise, at_most=most)
         said = (
@@ -135,8 +139,11 @@ def rates_for(
     return Fitted(
         server,
         steps,
+        shorten,
         {
             "server_rate": f"so large that {said}; but at most {most:g}",
             "local.learning_rate": f"{steps:g}: {length}; the clip norm follows their length",
+            "local.shorten": f"{shorten:g}: if cohorts vote that learning stalls, trainings become "
+            "so many times shorter, and the server's steps longer; a vote costs no privacy",
         },
     )

@@ -47,6 +47,8 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
             # that follows them falls to nothing.
             del usual["retry_step"]
             given.add("local.retry_step")
+        if "clip_norm" in plan:  # votes need one that adapts
+            given.add("local.shorten")
         tables["local"] = usual | local
     return {
         "denoiser": msgspec.to_builtins(SMOOTHING),

@@ -62,6 +62,8 @@ def smooth(tensor: Tensor, strength: float) -> Tensor:
 
     Gradients do not flow through it.
     """
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"smoothing needs a tensor, got {tensor!r:.60}; give torch.as_tensor(x)")
     if not tensor.is_floating_point():
         raise InputError(f"smoothing needs floats, got {tensor.dtype}; convert with x.float()")
     _check_strength("strength", strength)

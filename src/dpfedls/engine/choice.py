@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from torch import nn
 
 from dpfedls.engine.compiled import NotCompiled
 from dpfedls.engine.engine import Engine
+from dpfedls.engine.judging import mean_losses
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.probe import NotVmapped, probe
 from dpfedls.engine.threads import usual_threads
 from dpfedls.engine.vmapped import ThreadedUpdate, VmappedUpdate
 from dpfedls.errors import InputError, require_positive, unknown
-from dpfedls.local_sgd import LocalSGD, LocalUpdate, LoopedUpdate
+from dpfedls.local_sgd import LocalSGD, LocalUpdate
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
 from dpfedls.people.lazy import People
@@ -48,7 +51,8 @@ def choose(
     name, made, reason = _first(auto if engine == "auto" else (engine,), update)
     level = logging.WARNING if (engine, name) == ("auto", "looped") else logging.INFO
     log.log(level, "engine: %s (%s)", name, reason)
-    return Engine(name, reason, made, data, block_size or _at_once(name, update.layout.dim, on_gpu))
+    size = block_size or _at_once(name, update.layout.dim, on_gpu)
+    return Engine(name, reason, made, data, size, losses=partial(mean_losses, update))
 
 
 def _first(names: tuple[str, ...], update: VmappedUpdate) -> tuple[str, LocalUpdate, str]:

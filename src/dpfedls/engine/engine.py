@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dpfedls.clipping import Bound, clipped_sum
 from dpfedls.engine.ranks import ALONE, Workers
@@ -34,6 +35,7 @@ class Engine:
     block_size: int  # how many clients train at once: bounds memory; a GPU may round otherwise
     ranks: Workers = ALONE  # who else trains a part of each cohort
     failing: Literal["stop", "zero"] = "stop"  # what a person who cannot be trained does to the run
+    losses: Callable[[Vector, Indices], Tensor] | None = None  # each client's, for votes
 
     def clipped_total(
         self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
@@ -64,7 +66,8 @@ class Engine:
         Nothing is said of it: how many fit follows how many were drawn, which is private.
         """
         try:
-            return clipped_sum(self._updates(params, block, round_, key, bound.norm), bound)
+            updates = self._updates(params, block, round_, key, bound)
+            return clipped_sum(updates, bound, self._better(params, block, bound))
         except torch.OutOfMemoryError:
             pass  # go on below: as long as the error is at hand, so are the tensors it left
         if len(block) > 1:
@@ -93,15 +96,15 @@ class Engine:
         return True
 
     def _updates(
-        self, params: Vector, block: Indices, round_: int, key: int, radius: float
+        self, params: Vector, block: Indices, round_: int, key: int, bound: Bound
     ) -> Updates:
         try:
-            return self.update(params, block, round_, key, radius)
+            return self.update(params, block, round_, key, bound.norm, bound.pace)
         except torch.OutOfMemoryError:
             raise
         except (Exception, SystemExit) as error:  # a loader is a person's code too
             if self.failing == "zero":
-                return self._each_alone(params, block, round_, key, radius)
+                return self._each_alone(params, block, round_, key, bound)
             if isinstance(error, InputError):
                 raise
             # Whose fault it is cannot be told: samples that do not fit fail in our code, too.
@@ -112,13 +115,30 @@ class Engine:
                 f"{'' if self.name == 'looped' else ours}"
             ) from error
 
+    def _better(self, params: Vector, block: Indices, bound: Bound) -> Tensor | None:
+        """For whom the model is better than the earlier one, where that is asked."""
+        if bound.earlier is None:
+            return None
+        assert self.losses is not None
+        try:
+            return self.losses(params, block) < self.losses(bound.earlier, block)
+        except torch.OutOfMemoryError:
+            raise
+        except (Exception, SystemExit):  # a loader is a person's code too
+            if self.failing == "stop":
+                raise
+        if len(block) == 1:
+            return params.new_zeros(1, dtype=torch.bool)
+        alone = (self._better(params, block[[i]], bound) for i in range(len(block)))
+        return torch.cat([vote for vote in alone if vote is not None])
+
     def _each_alone(
-        self, params: Vector, block: Indices, round_: int, key: int, radius: float
+        self, params: Vector, block: Indices, round_: int, key: int, bound: Bound
     ) -> Updates:
         """Whoever fails alone counts as zero: others must not, and nobody may hear who it was."""
         if len(block) == 1:
             return params.new_zeros(1, len(params))
-        rows = [self._updates(params, block[[i]], round_, key, radius) for i in range(len(block))]
+        rows = [self._updates(params, block[[i]], round_, key, bound) for i in range(len(block))]
         return torch.cat(rows)
 
 

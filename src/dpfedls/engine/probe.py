@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from dpfedls.engine.engine import first_line
+from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import LocalSGD, LoopedUpdate, Rows, Tree
+from dpfedls.local_sgd import LocalSGD, Rows, Tree
 from dpfedls.people.lazy import someone
 
 

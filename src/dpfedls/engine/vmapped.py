@@ -36,14 +36,21 @@ class VmappedUpdate(Update):
     """All clients of the block at once: one batched operation where the twin has one per client."""
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates:
         order, groups = schedule(self.local, self.data, clients, key)
         if len({group.shape[2] for group in groups}) > 1:
             wide = np.repeat([g.shape[2] for g in groups], [len(g) for g in groups])
-            return self._by_width(wide[np.argsort(order)], params, clients, round_, key, radius)
-        share = params.new_ones(len(clients))
-        joined, after = self._train(params, groups, round_, radius, share)
+            wide = wide[np.argsort(order)]
+            return self._by_width(wide, params, clients, round_, key, radius, pace)
+        rate, share = pace * self.local.rate(round_), params.new_ones(len(clients))
+        joined, after = self._train(params, groups, rate, radius, share)
         for _ in range(TRAININGS - 1):
             again = (after != share).cpu()
             if not again.any():
@@ -51,7 +58,7 @@ class VmappedUpdate(Update):
             parts = np.split(again.numpy(), np.cumsum([len(group) for group in groups])[:-1])
             some = [group[part] for group, part in zip(groups, parts, strict=True) if part.any()]
             share = after.clone()
-            joined[again], after[again] = self._train(params, some, round_, radius, share[again])
+            joined[again], after[again] = self._train(params, some, rate, radius, share[again])
         if (order[1:] > order[:-1]).all():  # clients of one size are in order already
             return joined
         places = torch.from_numpy(order).to(params.device)
@@ -61,7 +68,7 @@ class VmappedUpdate(Update):
         self,
         params: Vector,
         groups: list[np.ndarray],
-        round_: int,
+        rate: float,
         radius: float,
         share: Tensor,
     ) -> tuple[Updates, Tensor]:
@@ -72,7 +79,7 @@ class VmappedUpdate(Update):
         weights = [c.expand(clients, *c.shape).clone() for c in centre]
         rounded = [w.to(self.local.dtype) for w in weights]  # what the model computes with
         ball = radius if self.local.projection == "step" else math.inf
-        rate, decay = self.local.rate(round_), self.local.weight_decay
+        decay = self.local.weight_decay
         began, total, first = (params.new_zeros(clients) for _ in range(3))
         shortened = bool((share != 1).any())
 
@@ -183,7 +190,13 @@ class ThreadedUpdate:
         self.pool = ThreadPoolExecutor(threads)
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates:
         enough = len(clients) * len(params) // _A_THREADS_WORTH
         count = max(1, min(len(self.updates), len(clients), enough))
@@ -191,7 +204,7 @@ class ThreadedUpdate:
         updates = params.new_empty(len(clients), len(params))
         with one_torch_thread():
             made = self.pool.map(
-                lambda update, part: update(params, part, round_, key, radius),
+                lambda update, part: update(params, part, round_, key, radius, pace),
                 self.updates[:count],
                 parts,
             )

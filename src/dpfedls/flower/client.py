@@ -20,7 +20,7 @@ from dpfedls.clipping import Bound, clipped_sum
 from dpfedls.engine.engine import first_line
 from dpfedls.errors import InputError
 from dpfedls.flower.person import checked, contribution
-from dpfedls.flower.replies import make_census, make_reply, unpack
+from dpfedls.flower.replies import make_census, make_reply, pack, unpack
 from dpfedls.metrics import accuracy, evaluate
 from dpfedls.parameters import Layout, Total, Vector
 from dpfedls.people.checks import check_model
@@ -111,9 +111,8 @@ class Node:
 
     def train(self, asked: RecordDict) -> RecordDict:
         """The sum of the clipped updates of the people asked for."""
-        round_, key, people, bound = _read_ask(asked)
-        _check_bound(bound, self.recipe)
-        params = self._params(asked)
+        round_, key, people = _read_ask(asked)
+        bound, params = self._bound(asked), self._params(asked)
         total = clipped_sum(params.new_empty(0, len(params)), bound)
         trained = 0
         for person in dict.fromkeys(people):  # nobody counts twice
@@ -162,31 +161,47 @@ class Node:
         given = self.people[person]
         return checked(self.recipe, self.model, self.loss, given, person, most)
 
-    def _params(self, asked: RecordDict) -> Vector:
-        return unpack(asked.get("model"), self.layout).float().to(self.recipe.device)
+    def _bound(self, asked: RecordDict) -> Bound:
+        """What the round asks of each person, if this node's own recipe allows it."""
+        numbers = {name: float(asked["ask"][name]) for name in _NUMBERS}  # pyright: ignore[reportArgumentType]
+        earlier = self._params(asked, "earlier") if "earlier" in asked else None
+        bound = Bound(**numbers, earlier=earlier)
+        _check_bound(bound, self.recipe)
+        return bound
+
+    def _params(self, asked: RecordDict, which: str = "model") -> Vector:
+        return unpack(asked.get(which), self.layout).float().to(self.recipe.device)
+
+
+_NUMBERS = ("norm", "indicator", "quantile", "pace")  # of a Bound
+
+
+def pack_models(params: Vector, bound: Bound, layout: Layout) -> dict[str, ArrayRecord]:
+    """The models of a round's question, once for all nodes: a second one where there is a vote."""
+    models = {"model": pack(params, layout)}
+    return models if bound.earlier is None else models | {"earlier": pack(bound.earlier, layout)}
 
 
 def make_ask(
-    round_: int, key: int, people: Indices, params: ArrayRecord, bound: Bound
+    round_: int, key: int, people: Indices, models: Mapping[str, ArrayRecord], bound: Bound
 ) -> RecordDict:
     """What the server asks of a node: train these people from this model, within this bound."""
     ask = {"round": round_, "key": f"{key:016x}", "people": people.tolist()}
-    ask |= {"norm": bound.norm, "indicator": bound.indicator, "quantile": bound.quantile}
-    return RecordDict({"ask": ConfigRecord(ask), "model": params})
+    ask |= {name: getattr(bound, name) for name in _NUMBERS}
+    return RecordDict({"ask": ConfigRecord(ask), **models})
 
 
-def _read_ask(asked: RecordDict) -> tuple[int, int, list[int], Bound]:
+def _read_ask(asked: RecordDict) -> tuple[int, int, list[int]]:
     ask = asked["ask"]
     round_, key, people = ask["round"], ask["key"], ask["people"]
     assert isinstance(round_, int)
     assert isinstance(key, str)
     assert isinstance(people, list)
-    bound = Bound(*(float(ask[name]) for name in ("norm", "indicator", "quantile")))  # pyright: ignore[reportArgumentType]
-    return round_, int(key, 16), [int(j) for j in people], bound
+    return round_, int(key, 16), [int(j) for j in people]
 
 
 def _check_bound(bound: Bound, recipe: Recipe) -> None:
-    """Refuse to let people count for more than this node's own recipe lets them."""
+    """Refuse to let people count for more, or train otherwise, than this node's recipe says."""
     clipping = recipe.plan.clipping
     most = clipping.norm if isinstance(clipping, FixedClipping) else math.inf
     asked, own = (bound.indicator, bound.quantile), clipping.indicator(bound.norm)
@@ -194,6 +209,20 @@ def _check_bound(bound: Bound, recipe: Recipe) -> None:
         raise InputError(
             f"the server asks for updates of norm {bound.norm:g}, but this node's recipe allows "
             f"{most:g}, by {type(clipping).__name__}; use the same recipe on both sides"
+        )
+    shorten = recipe.local.shorten
+    paces = [1.0] if shorten is None else [1.0, 1 / shorten]
+    if bound.pace not in paces:
+        raise InputError(
+            f"the server asks for learning rates times {bound.pace:g}, but this node's recipe "
+            f"allows {' or '.join(f'{pace:g}' for pace in paces)}, by local.shorten; use the same "
+            "recipe on both sides"
+        )
+    if bound.earlier is not None and (shorten is None or not bound.indicator):
+        raise InputError(
+            "the server asks whether the model has less loss than an earlier one, but this node's "
+            "recipe has no such vote: it needs local.shorten and a clip norm that adapts; use the "
+            "same recipe on both sides"
         )
 
 

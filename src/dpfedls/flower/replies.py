@@ -110,7 +110,7 @@ def read_update(reply: Message, request: Request, layout: Layout, bound: Bound) 
     inside, share = about["inside"], max(bound.quantile, 1 - bound.quantile)
     most = request.people * bound.indicator * share
     if not isinstance(inside, float) or not abs(inside) <= most * (1 + _ROUNDING):
-        raise Refused(f"its count of updates inside the ball, {inside!r:.20}, is out of bounds")
+        raise Refused(f"its count of people who say yes, {inside!r:.20}, is out of bounds")
     return torch.cat([update, update.new_tensor([min(max(inside, -most), most)])])
 
 

@@ -28,7 +28,7 @@ from torch import nn
 from dpfedls.denoising import AnyCallable
 from dpfedls.errors import InputError
 from dpfedls.flower.agreement import Agreement
-from dpfedls.flower.client import make_ask
+from dpfedls.flower.client import make_ask, pack_models
 from dpfedls.flower.exchange import Post, message
 from dpfedls.flower.incoming import Limit
 from dpfedls.flower.promise import NOISE_ALONE, on_nodes
@@ -170,14 +170,15 @@ class DPFedLS(Strategy):
         cohort = self.plan.sampler.sample(self.plan.num_clients, self.streams.sampling(t))
         key = self.streams.shuffling(t)
         state = self.run.state
-        params = pack(self.server.broadcast(state), self.server.layout)
+        bound = self.server.bound(state)
+        models = pack_models(self.server.broadcast(state), bound, self.server.layout)
         connected = set(grid.get_node_ids())
         self._asked = {}
         messages = []
         for node, people in self.roster.people.by_node(cohort).items():
             self._asked[node] = Request(node, t, len(people))
             if node in connected:
-                content = make_ask(t, key, people, params, self.server.bound(state))
+                content = make_ask(t, key, people, models, bound)
                 messages.append(message(content, node, MessageType.TRAIN, server_round))
         return messages
 

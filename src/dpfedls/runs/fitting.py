@@ -28,7 +28,9 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
         return recipe
     check_model(task.model)
     why = {}
-    learning = recipe.chosen.get("local.learning_rate") == OPEN
+    learning, shorten = (
+        recipe.chosen.get(f"local.{key}") == OPEN for key in ("learning_rate", "shorten")
+    )
     known = (recipe.plan, recipe.schedule, task.model, task.loss)
     if task.test is None:
         if isinstance(task.data, LazyClients):
@@ -46,5 +48,8 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     if learning:
         local = msgspec.structs.replace(local, learning_rate=rates.learning)
         why["local.learning_rate"] = rates.why["local.learning_rate"]
+    if shorten:
+        local = msgspec.structs.replace(local, shorten=rates.shorten)
+        why["local.shorten"] = rates.why["local.shorten"]
     chosen = recipe.chosen | why
     return msgspec.structs.replace(recipe, server_rate=server, local=local, chosen=chosen)

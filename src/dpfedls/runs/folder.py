@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save as save_model
 from torch import nn
 
+from dpfedls.denoising import Memory
 from dpfedls.errors import InputError
 from dpfedls.parameters import Layout
 from dpfedls.privacy import bounded
@@ -27,6 +28,7 @@ from dpfedls.privacy.durable import (
 )
 from dpfedls.privacy.ledger import SqliteLedger
 from dpfedls.privacy.population import JointLedger, Population, account_path
+from dpfedls.privacy.stall import Votes
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.evidence import is_sealed, require_ledger, require_paid
@@ -79,8 +81,9 @@ class RunFolder:
         """The state of the checkpoint, or ``start`` where no round was released yet."""
         found, state = self._found, start
         if found is not None:
-            if len(found.params) != len(start.params) or found.memory.keys() != start.memory.keys():
-                kept, given = names_in(found.memory), names_in(start.memory)
+            expected = _remembered(start)
+            if len(found.params) != len(start.params) or found.memory.keys() != expected.keys():
+                kept, given = names_in(found.memory), names_in(expected)
                 raise InputError(
                     f"{self.folder} holds the run of another model or denoiser: it has "
                     f"{len(found.params)} weights and remembers {kept}, and these have "
@@ -88,9 +91,11 @@ class RunFolder:
                 )
             device = start.params.device
             tensor = lambda values: torch.from_numpy(values.copy()).to(device)  # noqa: E731
-            memory = {name: tensor(values) for name, values in found.memory.items()}
+            every = {name: tensor(values) for name, values in found.memory.items()}
+            memory = {name: every[name] for name in start.memory}
+            votes = start.votes and _votes(every)
             vectors = (tensor(found.params), tensor(found.average))
-            state = ServerState(found.round, *vectors, found.clip_norm, memory)
+            state = ServerState(found.round, *vectors, found.clip_norm, memory, votes)
         self._say_what_was_lost(state.round)
         return state
 
@@ -157,7 +162,7 @@ class RunFolder:
 
     def _checkpoint(self, state: ServerState, unwritten: str = "") -> Checkpoint:
         params, average = state.params.cpu().numpy(), state.average.cpu().numpy()
-        memory = {name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
+        memory = {name: tensor.cpu().numpy() for name, tensor in _remembered(state).items()}
         heads = (self.ledger.head, self.ledger.log)
         return Checkpoint(state.round, params, average, state.clip_norm, memory, *heads, unwritten)
 
@@ -309,3 +314,20 @@ def _remove_temporary(folder: Path) -> None:
     for place in (folder, (folder / FILE).parent):
         for path in filter(is_temporary, place.glob(".*")):
             path.unlink(missing_ok=True)
+
+
+_OLDER, _NEWER, _SAID = "votes.older", "votes.newer", "votes.said"
+
+
+def _remembered(state: ServerState) -> Memory:
+    """All that a state remembers beside its model, by name: a denoiser's memory, and votes."""
+    if state.votes is None:
+        return state.memory
+    older, newer, *said = state.votes
+    said = torch.tensor(said, dtype=torch.float64)
+    return state.memory | {_OLDER: older, _NEWER: newer, _SAID: said}
+
+
+def _votes(remembered: Memory) -> Votes:
+    total, count, stalled = remembered[_SAID].tolist()
+    return Votes(remembered[_OLDER], remembered[_NEWER], total, int(count), bool(stalled))

@@ -121,6 +121,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if isinstance(self.plan.clipping, AdaptiveClipping):
             _require_reach(self.local)
+        elif self.local.shorten is not None:
+            raise InputError(
+                f"local.shorten = {self.local.shorten:g} needs cohorts that vote, in the "
+                "coordinate that a clip norm which adapts has; leave shorten out, or give "
+                'plan.clip_norm = { kind = "adaptive" }'
+            )
         if self.diagnose and self.mode == "deployed":
             raise InputError(
                 "diagnose = true evaluates the model on people's own samples, and what leaves the "

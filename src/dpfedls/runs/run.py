@@ -225,6 +225,7 @@ def server_for(recipe: Recipe, model: nn.Module, denoiser: AnyCallable) -> Serve
         rate=recipe.server_rate,
         averaging=recipe.averaging,
         schedule=recipe.schedule,
+        shorten=recipe.local.shorten,
     )
     _try_denoiser(server, server.layout.read(model))
     return server

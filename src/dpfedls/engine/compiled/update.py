@@ -63,12 +63,19 @@ class CompiledUpdate:
         self.own = threading.local()  # each thread's workspace
 
     def __call__(
-        self, params: Vector, clients: Indices, round_: int, key: int, radius: float
+        self,
+        params: Vector,
+        clients: Indices,
+        round_: int,
+        key: int,
+        radius: float,
+        pace: float = 1.0,
     ) -> Updates:
         order, groups = schedule(self.local, self.data, clients, key)
         every = (batches for group in groups for batches in group)
         waiting = deque(zip(order.tolist(), clients[order].tolist(), every, strict=True))
-        updates, rate = params.new_empty(len(clients), len(params)), self.local.rate(round_)
+        updates = params.new_empty(len(clients), len(params))
+        rate = pace * self.local.rate(round_)
         centre, made = params.numpy(), updates.numpy()
         keep = np.float32(1 - rate * self.local.weight_decay)
         bound = float(radius) if self.local.projection == "step" else math.inf
