@@ -12,7 +12,7 @@ from dpfedls.people.calling import call_with
 from dpfedls.sampling import Indices
 
 MOST = 100  # of a person's samples: more would cost time and hardly change the answer
-_AT_ONCE = 2**12  # samples
+_AT_ONCE = 2**9  # samples: a large model's activations of more would take gigabytes
 
 
 @torch.no_grad()
