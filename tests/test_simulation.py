@@ -82,9 +82,9 @@ def test_no_more_clients_are_in_memory_than_a_block_holds():
     seen = []
     inner = built.engine.update
 
-    def watching(params, clients, round_, key, radius):
+    def watching(params, clients, *rest):
         seen.append(len(clients))
-        return inner(params, clients, round_, key, radius)
+        return inner(params, clients, *rest)
 
     with_update(built, watching).run_round(state)
     assert max(seen) == 3
@@ -332,8 +332,8 @@ def test_a_broken_client_counts_as_one_that_sent_nothing_or_its_share(value):
         built, state = simulation(promised)
         inner = built.engine.update
 
-        def update(params, clients, round_, key, radius):
-            updates = inner(params, clients, round_, key, radius)
+        def update(params, clients, *rest):
+            updates = inner(params, clients, *rest)
             updates[list(clients).index(5)] = broken
             return updates
 
