@@ -140,6 +140,16 @@ def test_many_clients_train_at_once_whatever_the_precision(precision):
     assert choose(model, data, local).name == "vmapped"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_black_images_do_not_hide_that_clients_can_train_at_once(seed):
+    """Bytes are tried as zeros, where each pixel is a maximum and rounding chooses one."""
+    torch.manual_seed(seed)
+    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    data = ClientData.from_pairs([(images, torch.arange(4))]).to(torch.device("cuda"))
+    local = LocalSGD(epochs=1, batch_size=4, learning_rate=0.1, precision="bfloat16")
+    assert choose(cnn().cuda(), data, local).name == "vmapped"
+
+
 def test_a_step_that_cannot_be_recorded_is_launched_and_said_once(caplog):
     """Samples that stay with the host need it in every step."""
     update, params, everyone = many_steps(mlp(3 * 32 * 32, 20, 10), "float32", "cpu")

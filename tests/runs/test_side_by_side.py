@@ -152,6 +152,7 @@ def test_no_process_outlives_the_one_that_started_it(tmp_path):
 
 
 OWN_TASK = """
+import os
 import time
 from pathlib import Path
 import torch
@@ -164,6 +165,7 @@ def threads(outputs, targets):
     global calls
     calls += 1
     while calls > 3 and Path(__file__).with_name("hold").exists():
+        Path(__file__).with_name(f"held-{os.getpid()}").touch()
         time.sleep(0.02)
     return torch.full(targets.shape, float(torch.get_num_threads()))
 
@@ -210,9 +212,11 @@ def test_ctrl_c_ends_a_sweep_with_all_its_processes_and_nothing_is_lost(
         return [log.read_text().splitlines()[:2] for log in tmp_path.glob("s/*/rounds.jsonl")]
 
     try:
-        reached = lambda: [len(lines) for lines in logs()] == [2, 2]  # noqa: E731
+        # Both evaluate their third round: one that still trains it would be paid for and not kept.
+        reached = lambda: len(list(tmp_path.glob("held-*"))) == 2  # noqa: E731
         wait_until(lambda: reached() or running.poll() is not None)
         before = logs()
+        assert [len(lines) for lines in before] == [2, 2]
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does
         _, err = running.communicate(timeout=SAFETY)
         assert running.returncode == 1
