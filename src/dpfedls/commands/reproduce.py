@@ -44,7 +44,11 @@ def reproduce(
     ] = None,
     finished: Annotated[
         bool,
-        typer.Option("--finished", help="Train nothing: the table of the runs in --out so far."),
+        typer.Option(
+            "--finished",
+            help="Train nothing: the runs in --out so far, and for all others, whatever --only and "
+            "--seeds say, what ITEM.json in --out holds.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -23,7 +23,7 @@ class Options:
     settings: tuple[str, ...] = ()  # key=value that override every recipe: a smaller trial, said so
     only: tuple[str, ...] = ()  # labels of the cells wanted; without any, all of them
     say: Callable[[str], None] = lambda _: None
-    finished: bool = False  # train nothing: a table of the runs that are there
+    finished: bool = False  # train nothing: the runs that are there, and the earlier ITEM.json
 
 
 def wanted(cells: Sequence[T], labels: Callable[[T], tuple[str, ...]], options: Options) -> list[T]:

@@ -7,6 +7,7 @@ import platform
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from dpfedls.runs.origin import commit
 
 if TYPE_CHECKING:
     from dpfedls.paper.cells import Run
+    from dpfedls.paper.kept import Earlier
 
 _ORIGINS = "made-by.jsonl"
 
@@ -41,12 +43,22 @@ _NOT_NOTED = Origin("not noted", "a machine not noted", "not noted")
 
 
 def provenance(
-    options: Options, item: str, began: float, runs: Sequence[Sequence[Run]]
+    options: Options,
+    item: str,
+    began: float,
+    runs: Sequence[Sequence[Run]],
+    earlier: Earlier | None = None,
 ) -> dict[str, Any]:
     """What a reader needs to make the item again; nothing in it names a person's folders.
 
-    Runs that were there already may come from other code and another machine: they say which.
+    Runs that were there already may come from other code and another machine: they say which. An
+    earlier file of the item is added to: a run whose numbers it had counts as it did there, even
+    where its folder is here, for its seconds cannot be told from those of the others. All cells of
+    that file are kept, so the command is noted without --only, with the larger --seeds of the two.
     """
+    if earlier is not None:
+        seeds = max(options.seeds, earlier.facts["seeds"])
+        options = replace(options, seeds=seeds, only=())
     facts: dict[str, Any] = {
         "item": item,
         "command": command(options, item),
@@ -55,14 +67,19 @@ def provenance(
         "written_by": commit(),
     }
     different = {run.folder: run for row in runs for run in row}.values()
-    if not different:
+    if not different and earlier is None:
         own, seconds = [origin(options.device)], round(time.perf_counter() - began, 1)
         return facts | {"made_by": list(map(str, own)), "seconds": seconds, "runs": 0}
+    made_by = [str(o) for run in different for o in run.origins]
+    before = {"made_by": [], "training_seconds": 0, "runs": 0}
+    if earlier is not None:
+        before = earlier.facts
+        different = [run for run in different if run.folder not in earlier.held]
     trained = sum(line.seconds or 0.0 for run in different for line in run.rounds)
     return facts | {
-        "made_by": list(dict.fromkeys(str(o) for run in different for o in run.origins)),
-        "training_seconds": round(trained),
-        "runs": len(different),
+        "made_by": list(dict.fromkeys([*before["made_by"], *made_by])),
+        "training_seconds": before["training_seconds"] + round(trained),
+        "runs": before["runs"] + len(different),
     }
 
 

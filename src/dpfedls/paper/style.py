@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dpfedls.paper.cells import Run
+    from dpfedls.paper.kept import Earlier
 
 WIDTH = 7.0  # inches
 GREY = "#777777"
@@ -78,6 +79,7 @@ def publish(
     data: dict[str, Any],
     cells: list[dict[str, Any]],
     runs: Sequence[Sequence[Run]] = (),
+    earlier: Earlier | None = None,
     began: float,
 ) -> Item:
     """Write ITEM.pdf, ITEM.png, ITEM.json (what is drawn, how it was made) and ITEM.md (in words).
@@ -87,7 +89,7 @@ def publish(
     options.out.mkdir(parents=True, exist_ok=True)
     files = [options.out / f"{item}.{kind}" for kind in ("pdf", "png", "json", "md")]
     picture(files[:2], title, options.settings, height, draw, data)
-    facts = provenance(options, item, began, runs) | {"title": title}
+    facts = provenance(options, item, began, runs, earlier) | {"title": title}
     content = plain({**facts, "cells": cells, "data": data})
     write_whole(files[2], json.dumps(content, indent=1, ensure_ascii=False).encode())
     paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from dpfedls.denoisers import LaplacianSmoothing
 from dpfedls.errors import InputError
+from dpfedls.paper import kept
 from dpfedls.paper.cells import Run, read_run
-from dpfedls.paper.figures.lines import data_of
+from dpfedls.paper.figures.lines import by_round, seeds_of
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.writing import over_seeds, percent, table, write_item
 from dpfedls.runs.folder import read_recipe
@@ -38,23 +39,38 @@ class Place(NamedTuple):
     clip_norm: float
 
 
-Seeds = dict[int, Run]
+class Seeds(NamedTuple):
+    """What a cell came to, by seed."""
+
+    tested: list[float]
+    validated: list[float]
 
 
 def make(options: Options) -> Item:
     """Item ``svhn-cells``: nothing is trained."""
     began = time.perf_counter()
-    found = collect(options.out / "runs")
-    if not found:
+    runs = collect(options.out / "runs")
+    if not runs and not options.finished:
         raise InputError(
             f"{options.out}/runs holds no finished run of {TASK}, so there is nothing to list; "
             "make some first: dpfedls reproduce table3 --device cuda"
         )
-    runs = [list(seeds.values()) for seeds in found.values()]
+    record = kept.record(
+        "svhn-cells",
+        options,
+        [(_facts(place, own), own) for place, own in runs.items()],
+        labels=Place._fields,
+        by_seed=Seeds._fields,
+        read=_earlier,
+    )
+    found = {
+        Place(*(line[name] for name in Place._fields)): Seeds(line["tested"], line["validated"])
+        for line in record.lines
+    }
     return write_item(
         "svhn-cells",
         options,
-        title=f"Every cell that was run, and each method at its best: CNN on {data_of(runs)}",
+        title=record.title("Every cell that was run, and each method at its best: CNN on $data"),
         sections=[
             "Test accuracy in per cent after the last round, mean ± standard deviation over the "
             "seeds that a cell has. A falling η_g goes linearly to zero.",
@@ -64,21 +80,22 @@ def make(options: Options) -> Item:
             "validation.",
             _fair(found),
         ],
-        cells=[_facts(place, seeds) for place, seeds in found.items()],
-        runs=runs,
+        cells=[_written(line) for line in record.lines],
+        runs=record.runs,
+        earlier=record.earlier,
         began=began,
     )
 
 
-def collect(folder: Path) -> dict[Place, Seeds]:
-    """The finished runs of the task in a folder of run folders, by place and seed."""
-    found: dict[Place, Seeds] = defaultdict(dict)
+def collect(folder: Path) -> dict[Place, list[Run]]:
+    """The finished runs of the task in a folder of run folders, by place, in order of seeds."""
+    found: dict[Place, dict[int, Run]] = defaultdict(dict)
     for path in sorted(folder.glob("*/privacy.json")):
         recipe = read_recipe(path.parent)
         place = _place(recipe)
         if place is not None and is_finished(path.parent):
             found[place][recipe.seed] = read_run(path.parent)
-    return {place: dict(sorted(found[place].items())) for place in sorted(found)}
+    return {place: [found[place][k] for k in sorted(found[place])] for place in sorted(found)}
 
 
 def _place(recipe: Recipe) -> Place | None:
@@ -92,20 +109,37 @@ def _place(recipe: Recipe) -> Place | None:
     return Place(sampling, noise, strength, rate, recipe.schedule, recipe.plan.clipping.start)
 
 
-def _tested(run: Run) -> float:
-    return run.summary["accuracy"]
-
-
-def _validated(run: Run) -> float:
-    return run.diagnostics[-1]["validation_accuracy"]
-
-
-def _facts(place: Place, seeds: Seeds) -> dict[str, Any]:
+def _facts(place: Place, runs: list[Run]) -> dict[str, Any]:
+    validated = by_round(runs, ["validation_accuracy"])["validation_accuracy"]
     return place._asdict() | {
-        "accuracy_by_seed": {seed: _tested(run) for seed, run in seeds.items()},
-        "validation_by_seed": {seed: _validated(run) for seed, run in seeds.items()},
-        "epsilon": next(iter(seeds.values())).summary["epsilon"],
+        "seeds": seeds_of(runs),
+        "tested": [run.summary["accuracy"] for run in runs],
+        "validated": [curve[-1] for curve in validated],
+        "epsilon": runs[0].summary["epsilon"],
     }
+
+
+def _written(line: dict[str, Any]) -> dict[str, Any]:
+    """A cell of the file: its numbers under their seeds."""
+    return {name: line[name] for name in Place._fields} | {
+        "accuracy_by_seed": dict(zip(line["seeds"], line["tested"], strict=True)),
+        "validation_by_seed": dict(zip(line["seeds"], line["validated"], strict=True)),
+        "epsilon": line["epsilon"],
+    }
+
+
+def _earlier(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cells of a file as ``_facts`` has them; JSON has neither infinity nor numbers as keys."""
+    return [
+        cell
+        | {
+            "clip_norm": math.inf if cell["clip_norm"] is None else cell["clip_norm"],
+            "seeds": [int(seed) for seed in cell["accuracy_by_seed"]],
+            "tested": [*cell["accuracy_by_seed"].values()],
+            "validated": [cell["validation_by_seed"][seed] for seed in cell["accuracy_by_seed"]],
+        }
+        for cell in facts["cells"]
+    ]
 
 
 def _rate(place: Place) -> str:
@@ -120,8 +154,8 @@ def _listed(found: dict[Place, Seeds]) -> str:
     rows = [
         [
             *(place.sampling, _noise(place), f"{place.strength:g}", _rate(place)),
-            str(len(seeds)),
-            percent(*over_seeds([_tested(run) for run in seeds.values()])),
+            str(len(seeds.tested)),
+            percent(*over_seeds(seeds.tested)),
         ]
         for place, seeds in found.items()
     ]
@@ -149,8 +183,8 @@ def _best(own: dict[Place, Seeds], strength: float, schedule: str) -> Place | No
     return max(mine, key=lambda place: _score(own[place]), default=None)
 
 
-def _score(runs: Seeds) -> float:
-    return mean(map(_validated, runs.values()))
+def _score(seeds: Seeds) -> float:
+    return mean(seeds.validated)
 
 
 def _shown(place: Place | None, own: dict[Place, Seeds], bold: bool) -> str:
@@ -159,6 +193,6 @@ def _shown(place: Place | None, own: dict[Place, Seeds], bold: bool) -> str:
     like = (place.strength, place.schedule)
     tried = [p.server_rate for p in own if (p.strength, p.schedule) == like]
     end = " (the end of those tried)" if place.server_rate in (min(tried), max(tried)) else ""
-    value = percent(*over_seeds([_tested(run) for run in own[place].values()]))
+    value = percent(*over_seeds(own[place].tested))
     value = f"**{value}**" if bold else value
-    return f"{value} ({len(own[place])}) at {place.server_rate:g}{end}"
+    return f"{value} ({len(own[place].tested)}) at {place.server_rate:g}{end}"

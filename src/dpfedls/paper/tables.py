@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from functools import cache, partial
-from string import Template
 from typing import Any
 
 from dpfedls.errors import InputError
-from dpfedls.paper import grids
+from dpfedls.paper import grids, kept
 from dpfedls.paper.cells import Run, run_cells
-from dpfedls.paper.figures.lines import by_round, data_of
+from dpfedls.paper.figures.lines import by_round
 from dpfedls.paper.grids import Grid, Place
 from dpfedls.paper.item import Item, Options, wanted
 from dpfedls.paper.writing import averaged, number, over_seeds, percent, table, write_item
@@ -19,6 +18,9 @@ from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.folder import read_recipe
 
 Cells = list[dict[str, Any]]
+
+LABELS = ("variant", "part", "row", "column")
+CURVE = ("rounds", "test_accuracy")  # how a cell came to its number
 
 ACCOUNTING = {
     "closed-form": "ε by the paper's theorem",
@@ -30,32 +32,38 @@ def make(item: str, options: Options) -> Item:
     """Run every cell of a table, or read it where it was run before; write what came out."""
     began = time.perf_counter()
     grid = grids.read(item, Grid)
-    asked = wanted(list(grids.places(item, grid)), lambda place: place[:4], options)
-    made = zip(asked, run_cells([place.cell for place in asked], options), strict=True)
-    made = [(place, runs) for place, runs in made if runs]
-    if not made:
-        raise InputError(
-            f"{options.out}/runs holds no finished run of {item}; leave --finished out to make some"
-        )
-    runs = [own for _, own in made]
+    places = list(grids.places(item, grid))
+    asked = wanted(places, lambda place: place[:4], options)
+    runs = run_cells([place.cell for place in asked], options)
+    made = zip(asked, runs, strict=True)
+    record = kept.record(
+        item,
+        options,
+        [(_facts(place, own, grid.convention), own) for place, own in made if own],
+        labels=LABELS,
+        by_seed=("accuracies", "test_accuracy"),
+        places=[place[:4] for place in places],
+        read=partial(_earlier, places),
+    )
+    cells = [_over_seeds(line) for line in record.lines]
     about = (
-        f"Test accuracy in per cent, {_averaged(runs)}; the paper's in brackets, the best of a "
+        f"Test accuracy in per cent, {_averaged(cells)}; the paper's in brackets, the best of a "
         "column bold."
     )
     if options.settings:
         about += " Brackets, and the ε of a column's head, are of the paper's own settings."
-    cells = [_facts(*pair, grid.convention) for pair in made]
     return write_item(
         item,
         options,
-        title=Template(grid.title).substitute(data=data_of(runs)),
+        title=record.title(grid.title),
         sections=[
             about,
             *(_section(name, grid, cells) for name in dict.fromkeys(c["variant"] for c in cells)),
         ],
         cells=cells,
-        data={"lines": [_line(*pair) for pair in made]},
-        runs=runs,
+        data={"lines": [{k: line[k] for k in (*LABELS, *CURVE)} for line in record.lines]},
+        runs=record.runs,
+        earlier=record.earlier,
         began=began,
     )
 
@@ -63,15 +71,15 @@ def make(item: str, options: Options) -> Item:
 table2, table3, table4, table5, table6 = (partial(make, f"table{n}") for n in range(2, 7))
 
 
-def _averaged(runs: list[list[Run]]) -> str:
-    counts = sorted({len(own) for own in runs})
+def _averaged(cells: Cells) -> str:
+    counts = sorted({len(cell["seeds"]) for cell in cells})
     if len(counts) == 1:
         return averaged(counts[0])
     return f"{averaged(counts[-1])}, or fewer where the brackets say so"
 
 
 def _facts(place: Place, runs: list[Run], convention: AccountantName) -> dict[str, Any]:
-    """Everything about one number of a table; accuracies are fractions."""
+    """All about one number of a table, and how it came to it; accuracies are fractions."""
     accuracies = [run.summary["accuracy"] for run in runs]
     average, deviation = over_seeds(accuracies)
     plan = read_recipe(runs[0].folder).plan
@@ -93,13 +101,31 @@ def _facts(place: Place, runs: list[Run], convention: AccountantName) -> dict[st
         "epsilon_as_published": _epsilon(plan, convention),
         "epsilon_as_added": _epsilon(plan, "pld"),
         "delta": plan.delta,
+        **by_round(runs, ["test_accuracy"]),
     }
 
 
-def _line(place: Place, runs: list[Run]) -> dict[str, Any]:
-    """How a cell came to its number."""
-    labels = {name: getattr(place, name) for name in ("variant", "part", "row", "column")}
-    return labels | by_round(runs, ["test_accuracy"])
+def _earlier(places: list[Place], facts: dict[str, Any]) -> Cells:
+    """Cells of an earlier file with their curves, if they were made by the recipes of today."""
+    cells = {place[:4]: place.cell for place in places}
+    lines = facts["data"]["lines"]
+    found = [cell | line for cell, line in zip(facts["cells"], lines, strict=True)]
+    for fact in found:
+        cell = cells.get(tuple(fact[name] for name in LABELS))
+        if cell and (cell.recipe, list(cell.settings)) != (fact["recipe"], fact["settings"]):
+            raise InputError(
+                f"{facts['item']}.json has {fact['part']}, {fact['column']}, {fact['row']} by "
+                f"{fact['recipe']} {' '.join(fact['settings'])}, which today is {cell.recipe} "
+                f"{' '.join(cell.settings)}: the two do not belong together; give another --out"
+            )
+    return found
+
+
+def _over_seeds(line: dict[str, Any]) -> dict[str, Any]:
+    """A cell without its curve, averaged over the seeds that it has."""
+    average, deviation = over_seeds(line["accuracies"])
+    cell = {name: value for name, value in line.items() if name not in CURVE}
+    return cell | {"accuracy_mean": average, "accuracy_std": deviation}
 
 
 @cache  # the rows of a column share their plan

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfedls.paper.cells import Run
 from dpfedls.paper.item import Item, Options
 from dpfedls.paper.provenance import page, provenance
 from dpfedls.privacy.durable import write_whole
 from dpfedls.runs.jsonable import plain
+
+if TYPE_CHECKING:
+    from dpfedls.paper.kept import Earlier
 
 
 def write_item(
@@ -23,11 +26,12 @@ def write_item(
     cells: list[dict[str, Any]],
     data: dict[str, Any] | None = None,
     runs: Sequence[Sequence[Run]] = (),
+    earlier: Earlier | None = None,
     began: float,
 ) -> Item:
     """Write ITEM.json and ITEM.md."""
     options.out.mkdir(parents=True, exist_ok=True)
-    facts = provenance(options, item, began, runs) | {"title": title, "cells": cells}
+    facts = provenance(options, item, began, runs, earlier) | {"title": title, "cells": cells}
     facts |= {"data": data} if data else {}
     text = page(facts, sections)
     files = [options.out / f"{item}.json", options.out / f"{item}.md"]

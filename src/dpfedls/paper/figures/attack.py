@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from dpfedls.paper.cells import Cell, run_cells
-from dpfedls.paper.figures.lines import by_round, data_of, drawn, final, of_seeds
+from dpfedls.paper import kept
+from dpfedls.paper.cells import Cell, Run, resolve, run_cells
+from dpfedls.paper.figures.lines import by_round, drawn, final, of_seeds, seeds_of
 from dpfedls.paper.item import Item, Options, wanted
 from dpfedls.paper.style import (
     GREY,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = (("uniform", 1.0), ("uniform", 1.3), ("Poisson", 1.0), ("Poisson", 1.3))
+LABELS = ("sampling", "noise_multiplier", "method")
 METHODS = {"non-DP": None, "DP-Fed": 0.0, "DP-Fed-LS": 1.0}  # the strength of smoothing
 QUANTITIES = {
     "attack_auc": "AUC of the attack",
@@ -50,34 +52,65 @@ def _make(item: str, task: str, clients: int, options: Options) -> Item:
     panels = wanted(PANELS, lambda panel: (panel[0], f"z = {panel[1]:g}"), options)
     places = [(*panel, method) for panel in panels for method in METHODS]
     runs = run_cells([_cell(task, clients, *place) for place in places], options)
-    lines = [
-        {
-            "sampling": sampling,
-            "noise_multiplier": z,
-            "method": method,
-            "epsilon": own[0].summary["epsilon"],
-            "delta": own[0].summary["delta"],
-            **by_round(own, list(QUANTITIES)),
-        }
-        for (sampling, z, method), own in zip(places, runs, strict=True)
-    ]
+    made = zip(places, runs, strict=True)
+    record = kept.record(
+        item,
+        options,
+        [(_facts(place, own), own) for place, own in made if own],
+        labels=LABELS,
+        by_seed=list(QUANTITIES),
+        places=[(*panel, method) for panel in PANELS for method in METHODS],
+        read=lambda facts: [_with_epsilon(x, task, clients, options) for x in kept.lines_of(facts)],
+    )
+    lines = _about_noise(record.lines)
     cells = [
-        {key: line[key] for key in ("sampling", "noise_multiplier", "method", "epsilon", "delta")}
+        {key: line[key] for key in (*LABELS, "epsilon", "delta")}
         | {quantity: final(line, quantity)[0] for quantity in QUANTITIES}
         for line in lines
     ]
     return publish(
         item,
         options,
-        title=f"Membership inference by threshold: CNN on {data_of(runs)}",
-        caption=_caption(lines, options.seeds),
+        title=record.title("Membership inference by threshold: CNN on $data"),
+        caption=_caption(lines),
         height=height({"lines": lines}),
         draw=draw,
         data={"lines": lines},
         cells=cells,
-        runs=runs,
+        runs=record.runs,
+        earlier=record.earlier,
         began=began,
     )
+
+
+def _facts(place: tuple[str, float, str], runs: list[Run]) -> dict[str, Any]:
+    return {
+        **dict(zip(LABELS, place, strict=True)),
+        "epsilon": runs[0].summary["epsilon"],
+        "delta": runs[0].summary["delta"],
+        "seeds": seeds_of(runs),
+        **by_round(runs, list(QUANTITIES)),
+    }
+
+
+def _with_epsilon(
+    line: dict[str, Any], task: str, clients: int, options: Options
+) -> dict[str, Any]:
+    """A line of an earlier file; some were written before lines named their ε."""
+    if "epsilon" in line:
+        return line
+    cell = _cell(task, clients, *(line[name] for name in LABELS))
+    plan = resolve(cell, 0, options).plan
+    return line | {
+        "epsilon": plan.epsilon() if plan.is_private else None,
+        "delta": plan.target_delta,
+    }
+
+
+def _about_noise(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of panels with noise: non-DP is the same run for every z, and alone shows none."""
+    noisy = _panels([line for line in lines if line["method"] != "non-DP"])
+    return [x for x in lines if (x["sampling"], x["noise_multiplier"]) in noisy] or lines
 
 
 def _cell(task: str, clients: int, sampling: str, z: float, method: str) -> Cell:
@@ -118,9 +151,9 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
     for i, (quantity, name) in enumerate(QUANTITIES.items()):
         for j, panel in enumerate(panels):
             place = axes[i * len(panels) + j]
-            for method, strength in METHODS.items():
-                line = _line(data["lines"], *panel, method)
-                band(place, line["rounds"], drawn(line, quantity), label=method, **look(strength))
+            for line in _of(data["lines"], *panel):
+                looks = look(METHODS[line["method"]])
+                band(place, line["rounds"], drawn(line, quantity), label=line["method"], **looks)
             if quantity == "attack_auc":
                 place.axhline(0.5, color=GREY, linewidth=0.8)
                 low, high = place.get_ylim()
@@ -133,33 +166,33 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
     for place in axes[-columns:]:
         place.set_xlabel("round")
         few_rounds(place.xaxis)
-    legend_below(figure, axes[0], len(METHODS))
+    legend_below(figure, max(axes, key=lambda x: len(x.lines)), len(METHODS))
 
 
 def _panels(lines: list[dict[str, Any]]) -> list[tuple[str, float]]:
     return list(dict.fromkeys((line["sampling"], line["noise_multiplier"]) for line in lines))
 
 
-def _line(lines: list[dict[str, Any]], sampling: str, z: float, method: str) -> dict[str, Any]:
-    wanted = (sampling, z, method)
-    return next(x for x in lines if (x["sampling"], x["noise_multiplier"], x["method"]) == wanted)
+def _of(lines: list[dict[str, Any]], sampling: str, z: float) -> list[dict[str, Any]]:
+    return [x for x in lines if (x["sampling"], x["noise_multiplier"]) == (sampling, z)]
 
 
-def _caption(lines: list[dict[str, Any]], seeds: int) -> str:
+def _caption(lines: list[dict[str, Any]]) -> str:
     listed = "; ".join(
         f"{sampling}, z {z:g}: "
         + ", ".join(
-            f"{final(_line(lines, sampling, z, method), 'attack_auc')[0]:.3f} ({method})"
-            for method in METHODS
+            f"{final(line, 'attack_auc')[0]:.3f} ({line['method']})"
+            for line in _of(lines, sampling, z)
         )
         for sampling, z in _panels(lines)
     )
-    promised = "; ".join(_promised(_line(lines, *panel, "DP-Fed")) for panel in _panels(lines))
+    # Both private methods of a panel promise the same; non-DP, which comes first, nothing.
+    promised = "; ".join(_promised(_of(lines, *panel)[-1]) for panel in _panels(lines))
     place, rest = ("Top", "Below") if len(_panels(lines)) > 1 else ("Top left", "Beside it")
     return f"""
         {place}: the area under the ROC of an attack that calls a sample a member if its loss is
         below a threshold, as many members as others, 10,000 of each at most; 0.5 (grey) is a coin.
-        {rest}: how training went. {of_seeds(seeds).capitalize()}; non-DP has neither noise nor
+        {rest}: how training went. {of_seeds(lines).capitalize()}; non-DP has neither noise nor
         clipping, DP-Fed-LS smooths with σ = 1.
 
         The paper says: without DP the risk is high, DP lowers it much, and DP-Fed-LS may lower it

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dpfedls.paper.cells import Cell, run_cells
+from dpfedls.paper import kept
+from dpfedls.paper.cells import Cell, Run, run_cells
 from dpfedls.paper.figures.lines import (
     by_round,
-    data_of,
     drawn,
     final,
     fluctuation,
     mean,
     of_seeds,
+    seeds_of,
 )
 from dpfedls.paper.item import Item, Options, wanted
 from dpfedls.paper.style import (
@@ -129,29 +130,41 @@ def make(item: str, options: Options) -> Item:
     every = [(row, strength) for row in figure.rows for strength in figure.strengths]
     places = wanted(every, lambda place: (place[0].sampling, f"σ = {place[1]:g}"), options)
     runs = run_cells([_cell(row.cell, strength) for row, strength in places], options)
-    lines = [
-        {
-            "sampling": row.sampling,
-            "strength": strength,
-            "noise_multiplier": own[0].summary["noise_multiplier"],
-            "published_epsilon": row.published_epsilon,
-            "epsilon_as_added": own[0].summary["epsilon"],
-            **by_round(own, list(QUANTITIES)),
-        }
-        for (row, strength), own in zip(places, runs, strict=True)
-    ]
+    made = zip(places, runs, strict=True)
+    record = kept.record(
+        item,
+        options,
+        [(_line(*place, own), own) for place, own in made if own],
+        labels=("sampling", "strength"),
+        by_seed=list(QUANTITIES),
+        places=[(row.sampling, strength) for row, strength in every],
+    )
+    lines = record.lines
     return publish(
         item,
         options,
-        title=f"Training curves: {figure.model} on {data_of(runs)}",
-        caption=_caption(lines, figure.paper, options.seeds),
+        title=record.title(f"Training curves: {figure.model} on $data"),
+        caption=_caption(lines, figure.paper),
         height=height({"lines": lines}),
         draw=draw,
         data={"lines": lines},
         cells=[_last(line) for line in lines],
-        runs=runs,
+        runs=record.runs,
+        earlier=record.earlier,
         began=began,
     )
+
+
+def _line(row: Row, strength: float, runs: list[Run]) -> dict[str, Any]:
+    return {
+        "sampling": row.sampling,
+        "strength": strength,
+        "noise_multiplier": runs[0].summary["noise_multiplier"],
+        "published_epsilon": row.published_epsilon,
+        "epsilon_as_added": runs[0].summary["epsilon"],
+        "seeds": seeds_of(runs),
+        **by_round(runs, list(QUANTITIES)),
+    }
 
 
 def _cell(base: Cell, strength: float) -> Cell:
@@ -160,7 +173,7 @@ def _cell(base: Cell, strength: float) -> Cell:
 
 def _last(line: dict[str, Any]) -> dict[str, Any]:
     """The line's end: each quantity after the last round, accuracies in per cent."""
-    facts = {k: v for k, v in line.items() if k not in ("rounds", *QUANTITIES)}
+    facts = {k: v for k, v in line.items() if k not in ("seeds", "rounds", *QUANTITIES)}
     for quantity in QUANTITIES:
         facts[f"{quantity}_mean"], facts[f"{quantity}_std"] = final(line, quantity)
     return facts
@@ -219,14 +232,14 @@ def _name(strength: float) -> str:
     return "DP-Fed (σ = 0)" if strength == 0 else f"DP-Fed-LS, σ = {strength:g}"
 
 
-def _caption(lines: list[dict[str, Any]], paper: str, seeds: int) -> str:
+def _caption(lines: list[dict[str, Any]], paper: str) -> str:
     parts = []
     for sampling in dict.fromkeys(line["sampling"] for line in lines):
         own = [line for line in lines if line["sampling"] == sampling]
         parts.append(_seen(sampling, own))
     return f"""
         Loss and accuracy on the clients' own samples (training) and on validation samples, by
-        round: {of_seeds(seeds)}. Insets, where there is room: the last third.
+        round: {of_seeds(lines)}. Insets, where there is room: the last third.
 
         The paper says: {paper}. We see: {" ".join(parts)}
     """
@@ -239,14 +252,7 @@ def _seen(sampling: str, lines: list[dict[str, Any]]) -> str:
         f"{end:.2f}{f' ± {spread:.2f}' if spread else ''} (σ = {line['strength']:g})"
         for line, (end, spread) in zip(lines, ends, strict=True)
     )
-    plain, *smoothed = (mean(line, "validation_accuracy") for line in lines)
-    ahead = np.flatnonzero(plain > np.max(smoothed, axis=0))
     rounds = lines[0]["rounds"]
-    lead = "is in no evaluated round ahead of every smoothed run"
-    if len(ahead):
-        last = rounds[ahead[-1]]
-        when = f"in round {last} for the last time" if last < rounds[-1] else "still at the end"
-        lead = f"is ahead of every smoothed run {when}"
     first, epsilon = lines[0], lines[0]["epsilon_as_added"]
     tight = "no finite ε" if epsilon is None else f"ε = {epsilon:.2f} by the tight accountant"
     rough = ", ".join(
@@ -256,6 +262,22 @@ def _seen(sampling: str, lines: list[dict[str, Any]]) -> str:
     return (
         f"{sampling} sampling (noise multiplier {first['noise_multiplier']:.4g}, published as "
         f"ε = {first['published_epsilon']:g}, {tight}): validation accuracy after "
-        f"{rounds[-1]} rounds {listed} %; DP-Fed {lead}. The fluctuation, the root "
+        f"{rounds[-1]} rounds {listed} %{_lead(lines)}. The fluctuation, the root "
         f"mean square of second differences over {len(rounds)} evaluated rounds, is {rough} points."
     )
+
+
+def _lead(lines: list[dict[str, Any]]) -> str:
+    """Until when plain DP-Fed is ahead, where there is something to be ahead of."""
+    plain, smoothed = (
+        [mean(x, "validation_accuracy") for x in lines if (x["strength"] > 0) is smooth]
+        for smooth in (False, True)
+    )
+    if not plain or not smoothed:
+        return ""
+    rounds, ahead = lines[0]["rounds"], np.flatnonzero(plain[0] > np.max(smoothed, axis=0))
+    if not len(ahead):
+        return "; DP-Fed is in no evaluated round ahead of every smoothed run"
+    last = rounds[ahead[-1]]
+    when = f"in round {last} for the last time" if last < rounds[-1] else "still at the end"
+    return f"; DP-Fed is ahead of every smoothed run {when}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dpfedls.errors import InputError
 from dpfedls.paper.cells import Run
 from dpfedls.paper.writing import over_seeds
 
@@ -17,9 +18,22 @@ def data_of(runs: Sequence[Sequence[Run]]) -> str:
     return " and ".join(filter(None, noted)) or str(runs[0][0].summary["task"])
 
 
+def seeds_of(runs: Sequence[Run]) -> list[int]:
+    """The seeds of a line, in its order."""
+    return [run.summary["seed"] for run in runs]
+
+
 def by_round(runs: Sequence[Run], quantities: Sequence[str]) -> dict[str, Any]:
     """Each quantity of the diagnostics, or test_loss and test_accuracy, in evaluated rounds."""
     judged = [[line for line in run.rounds if line.loss is not None] for run in runs]
+    for run, lines in zip(runs, judged, strict=True):
+        told = {name for name in quantities if not name.startswith("test_")}
+        if told and len(run.diagnostics) != len(lines):
+            raise InputError(
+                f"{run.folder}/diagnostics.jsonl has {len(run.diagnostics)} of {len(lines)} "
+                f"evaluated rounds, so {min(told)} cannot be shown; bring the whole file, or make "
+                "the run again"
+            )
     found: dict[str, Any] = {"rounds": [line.round for line in judged[0]]}
     for name in quantities:
         if name.startswith("test_"):
@@ -51,6 +65,11 @@ def fluctuation(line: dict[str, Any], quantity: str) -> float:
     return float(np.sqrt(np.mean(bends**2, axis=1)).mean()) if bends.size else float("nan")
 
 
-def of_seeds(count: int) -> str:
-    """What a line shows."""
-    return "one seed" if count == 1 else f"means over {count} seeds, with bands of one deviation"
+def of_seeds(lines: Sequence[dict[str, Any]]) -> str:
+    """What lines show; not all need have the same number of seeds."""
+    counts = {len(line["seeds"]) for line in lines}
+    most = max(counts)
+    fewer = " or fewer" if len(counts) > 1 else ""
+    return (
+        "one seed" if most == 1 else f"means over {most}{fewer} seeds, with bands of one deviation"
+    )

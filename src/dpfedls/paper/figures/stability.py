@@ -6,8 +6,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dpfedls.paper.cells import Cell, run_cells
-from dpfedls.paper.figures.lines import by_round, data_of, mean
+from dpfedls.paper import kept
+from dpfedls.paper.cells import Cell, Run, run_cells
+from dpfedls.paper.figures.lines import by_round, mean, seeds_of
 from dpfedls.paper.item import Item, Options, wanted
 from dpfedls.paper.style import (
     few_rounds,
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 NOISES = (2.0, 2.5, 3.0)
 RATES = (0.05, 0.1, 0.125)
 STRENGTHS = (0.0, 1.0)
+LABELS = ("noise_multiplier", "learning_rate", "server_rate", "strength")
 SHORTER = (3.0, 0.05, 0.25)  # not in the paper: whether a shorter step would do what smoothing does
+
+Place = tuple[float, float, float, float]  # one of each of the labels
 
 
 def make(options: Options) -> Item:
@@ -35,31 +39,40 @@ def make(options: Options) -> Item:
     options = replace(options, seeds=1)
     every = [(z, rate) for z in NOISES for rate in RATES]
     pairs = wanted(every, lambda pair: (f"z = {pair[0]:g}", f"rate {pair[1]:g}"), options)
-    settings = [(*pair, 1.0) for pair in pairs] + [SHORTER] * (SHORTER[:2] in pairs)
-    places = [(*setting, strength) for setting in settings for strength in STRENGTHS]
-    runs = run_cells([_cell(*place) for place in places], options)
-    lines = [
-        {
-            "noise_multiplier": z,
-            "learning_rate": rate,
-            "server_rate": server_rate,
-            "strength": strength,
-            **by_round(own, ["validation_accuracy"]),
-        }
-        for (z, rate, server_rate, strength), own in zip(places, runs, strict=True)
-    ]
+    places = _places(pairs)
+    made = zip(places, run_cells([_cell(*place) for place in places], options), strict=True)
+    record = kept.record(
+        "stability",
+        options,
+        [(_line(place, own), own) for place, own in made if own],
+        labels=LABELS,
+        by_seed=("validation_accuracy",),
+        places=_places(every),
+    )
+    lines = record.lines
     return publish(
         "stability",
         options,
-        title=f"Large noise and several learning rates: CNN from scratch on {data_of(runs)}",
+        title=record.title("Large noise and several learning rates: CNN from scratch on $data"),
         caption=_caption(lines),
         height=height({"lines": lines}),
         draw=draw,
         data={"lines": lines},
         cells=[_ends(line) for line in lines],
-        runs=runs,
+        runs=record.runs,
+        earlier=record.earlier,
         began=began,
     )
+
+
+def _places(pairs: list[tuple[float, float]]) -> list[Place]:
+    settings = [(*pair, 1.0) for pair in pairs] + [SHORTER] * (SHORTER[:2] in pairs)
+    return [(*setting, strength) for setting in settings for strength in STRENGTHS]
+
+
+def _line(place: Place, runs: list[Run]) -> dict[str, Any]:
+    curve = by_round(runs, ["validation_accuracy"])
+    return dict(zip(LABELS, place, strict=True)) | {"seeds": seeds_of(runs)} | curve
 
 
 def _cell(z: float, rate: float, server_rate: float, strength: float) -> Cell:
@@ -78,8 +91,7 @@ def _cell(z: float, rate: float, server_rate: float, strength: float) -> Cell:
 
 def _ends(line: dict[str, Any]) -> dict[str, Any]:
     curve = mean(line, "validation_accuracy")
-    names = ("noise_multiplier", "learning_rate", "server_rate", "strength")
-    facts = {name: line[name] for name in names}
+    facts = {name: line[name] for name in LABELS}
     return {**facts, "best": float(curve.max()), "last": float(curve[-1])}
 
 
@@ -90,9 +102,10 @@ def height(data: dict[str, Any]) -> float:
 
 def draw(figure: Figure, data: dict[str, Any]) -> None:
     """A row a noise level, a column a learning rate, a line a method."""
-    pairs = dict.fromkeys((x["noise_multiplier"], x["learning_rate"]) for x in data["lines"])
-    columns = len({rate for _, rate in pairs})
-    panels = grid(figure, len(pairs) // columns, columns, sharex=True, sharey=True)
+    noises = dict.fromkeys(line["noise_multiplier"] for line in data["lines"])
+    rates = sorted({line["learning_rate"] for line in data["lines"]})
+    pairs, columns = [(z, rate) for z in noises for rate in rates], len(rates)
+    panels = grid(figure, len(noises), columns, sharex=True, sharey=True)
     for number, (axes, pair) in enumerate(zip(panels, pairs, strict=True)):
         for line in data["lines"]:
             if (line["noise_multiplier"], line["learning_rate"]) == pair:
@@ -102,7 +115,8 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
                 values, width = mean(line, "validation_accuracy"), 0.8 if shorter else 1.5
                 style = look(line["strength"])
                 axes.plot(line["rounds"], values, label=name, linewidth=width, **style)
-        head(axes, number, f"z = {pair[0]:g}, learning rate {pair[1]:g}")
+        missing = "" if axes.lines else ": not run"
+        head(axes, number, f"z = {pair[0]:g}, learning rate {pair[1]:g}{missing}")
     panels[0].set_ylim(bottom=0)
     for axes in panels[::columns]:
         axes.set_ylabel("validation accuracy, %")
@@ -114,8 +128,10 @@ def draw(figure: Figure, data: dict[str, Any]) -> None:
 
 
 def _caption(lines: list[dict[str, Any]]) -> str:
-    plain, smoothed = ([x for x in lines if x["strength"] == s] for s in STRENGTHS)
-    pairs = [pair for pair in zip(plain, smoothed, strict=True) if pair[0]["server_rate"] == 1]
+    by_place = {tuple(line[name] for name in LABELS): line for line in lines}
+    settings = dict.fromkeys(place[:3] for place in by_place if place[2] == 1)
+    both = [[by_place.get((*setting, s)) for s in STRENGTHS] for setting in settings]
+    pairs = [(plain, smoothed) for plain, smoothed in both if plain and smoothed]
     wins = sum(_ends(smoothed)["last"] > _ends(plain)["last"] for plain, smoothed in pairs)
     listed = "; ".join(
         f"z {plain['noise_multiplier']:g}, rate {plain['learning_rate']:g}: "
