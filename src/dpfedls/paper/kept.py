@@ -50,17 +50,18 @@ class Record:
         if self.earlier and title != self.earlier.facts["title"]:
             raise InputError(
                 f"{self.earlier.path} has title {self.earlier.facts['title']!r}, the runs beside "
-                f"it ask for {title!r}: numbers of different data do not belong together; give each "
-                "an --out of its own"
+                f"it ask for {title!r}: numbers of different data do not belong together; give "
+                "each an --out of its own"
             )
         return title
 
 
 def lines_of(facts: Facts) -> list[Facts]:
     """The lines of a figure's file. Before they named their seeds, these were the first ones."""
-    found = facts["data"]["lines"]
-    rows = [next(value for value in line.values() if _is_table(value)) for line in found]
-    return [{"seeds": [*range(len(row))]} | line for line, row in zip(found, rows, strict=True)]
+    return [
+        {**line, "seeds": line.get("seeds") or _first_seeds(line)}
+        for line in facts["data"]["lines"]
+    ]
 
 
 def record(
@@ -134,7 +135,7 @@ def _lines(
         whole = all(len(x[name]) == len(x["seeds"]) for x in lines.values() for name in by_seed)
     except InputError:  # which says more
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise _not_ours(path) from error
     if not whole:
         raise _not_ours(path)
@@ -167,8 +168,10 @@ def _key(line: Facts, labels: Sequence[str]) -> Key:
     return tuple(line[name] for name in labels)
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], list)
+def _first_seeds(line: Facts) -> list[int]:
+    """As many as a quantity by seed and round has rows."""
+    tables = (x for x in line.values() if isinstance(x, list) and isinstance(x[0], list))
+    return [*range(len(next(tables)))]
 
 
 def _laid(settings: Sequence[str]) -> str:
