@@ -64,5 +64,28 @@ def spread(rng: np.random.Generator) -> Task:
     return _task(_floats(x), _floats(y), _equal(500, 20), net, loss=bell)
 
 
-_ALL = (habits, accidents, waiting, spread)
+def claims(rng: np.random.Generator) -> Task:
+    """Counts of mean 0.4 in 0.1 to 1 years by 8 columns; 3,000 people of 4 rows, an MLP."""
+    x = rng.standard_normal((3000 * 4 + 2 * HELD, 8))
+    years = rng.uniform(0.1, 1, len(x))
+    y = rng.poisson(years * np.exp(-0.7 + np.abs(x[:, 0]) - 0.5 * x[:, 1] * x[:, 2]))
+    net = nn.Sequential(nn.Linear(9, 24), nn.ReLU(), nn.Linear(24, 1))
+    x = np.concatenate([x, np.log(years)[:, None]], axis=1)
+    return _task(_floats(x), _floats(y), _equal(3000, 4), net, loss=poisson)
+
+
+def weibull(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Minus the log likelihood of a Weibull time of shape 1.5, whose scale's logarithm it is."""
+    away = 1.5 * (targets.clamp(min=1e-6).log() - outputs[:, 0])
+    return away.exp() - away
+
+
+def lifetimes(rng: np.random.Generator) -> Task:
+    """Times of a Weibull law by 20 columns; 1,000 people of 8 rows, linear."""
+    x = rng.standard_normal((1000 * 8 + 2 * HELD, 20))
+    y = np.exp(1 + x @ rng.normal(0, 0.2, 20)) * rng.weibull(1.5, len(x))
+    return _task(_floats(x), _floats(y), _equal(1000, 8), nn.Linear(20, 1), loss=weibull)
+
+
+_ALL = (habits, accidents, waiting, spread, claims, lifetimes)
 TASKS: dict[str, Callable[[np.random.Generator], Task]] = {maker.__name__: maker for maker in _ALL}

@@ -45,10 +45,10 @@ CLIP_LESS, MOST_RATE_FOR_MANY = 0.8, 20.0
 SHORTER, SHORTEST = 8.0, 16.0
 # Where the loss has an exponential (auto.exponential). Of 0.8, 0.9 and 0.95 the last is best; but
 # with noise that leaves a server rate below 1 the norm is not found in time, and the first is.
-# Trainings are as short as the server's steps can make up for: both together go a fifth of the
-# usual way in a round. A third and an eighth are hardly worse. No fixed part is good everywhere:
-# 1/16 stops half-way where there is much noise, 1/8 is too long where there is little.
-CLIP_FEW, ENOUGH_RATE, PART = 0.95, 1.0, 5.0
+# The learning rate times the server rate is at most 0.004, so trainings are as short as the
+# server's steps can make up for. No fixed part of the usual rate is good everywhere: 1/16 stops
+# half-way where there is much noise, 1/8 is too long where there is little.
+CLIP_FEW, ENOUGH_RATE, SHORT = 0.95, 1.0, 0.004
 
 OPEN = "to be chosen when the model is known"
 WHY = {
@@ -141,9 +141,11 @@ def rates_for(
             few = CLIP_FEW if server >= ENOUGH_RATE else CLIP_LESS
             clip_norm = replace(adapts, quantile=few)
         if short:
-            part = max(1.0, PART * server)
-            steps, votes = float(f"{rates.learning / part:.2g}"), None
-            length = f"1/{part:.2g} of {length}: the loss has an exponential"
+            steps = float(f"{min(rates.learning, SHORT) / max(server, 1.0):.2g}")
+            length = (
+                f"{length}, or shorter, as the loss has an exponential and the server's are long"
+            )
+            votes = None
     else:
         if most > 1 and little_noise(plan):
             most = MOST_RATE_FOR_MANY
