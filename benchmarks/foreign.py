@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import exponential_tasks
 import foreign_tasks
 import held_tasks
 import msgspec
@@ -40,7 +41,7 @@ AUTOMATIC: dict[str, Any] = {"automatic": True}
 WITH_TEST: dict[str, Any] = {"automatic with test": True}
 PAPER_CLIPS = (0.3, 1.0, 0.1, 3.0)
 
-TASKS = foreign_tasks.TASKS | held_tasks.TASKS
+TASKS = foreign_tasks.TASKS | held_tasks.TASKS | exponential_tasks.TASKS
 
 Settings = dict[str, Any]
 Row = dict[str, Any]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfedls.auto.rate import MOST, MOVED, MOVED_FAR, USUAL, made_up, rates_on
+from dpfedls.auto.rate import MOST, MOVED, MOVED_FAR, USUAL, Rates, made_up, rates_on
 
 
 def linear(inputs: int) -> nn.Linear:
@@ -77,7 +77,7 @@ def test_a_model_whose_outputs_are_no_tensor_has_the_usual_rates():
         def forward(self, x):
             return {"scores": self.inner(x)}
 
-    assert rates_on(Named(), torch.ones(3, 4)) == (None, 0.05)
+    assert rates_on(Named(), torch.ones(3, 4)) == Rates(None, 0.05)
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])

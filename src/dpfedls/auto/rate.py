@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dpfedls.auto.exponential import is_exponential
 from dpfedls.auto.links import link_of
 from dpfedls.people.calling import call_with
 from dpfedls.people.losses import Loss, cross_entropy
@@ -37,6 +38,7 @@ class Rates(NamedTuple):
 
     noise: float | None  # that a weight may gather; None where its outputs have units of their own
     learning: float
+    exponential: bool = False  # whether the loss has an exponential of the outputs
 
 
 def rates_on(
@@ -62,7 +64,8 @@ def rates_on(
     learning = min(usual, STABLE / bends if bends > 0 else math.inf)
     if learning == math.inf:  # squared, of outputs that no weight moves
         learning = LEARNING_RATE
-    return Rates(_noise(moved) if shape.of_scores else None, float(f"{learning:.2g}"))
+    noise = _noise(moved) if shape.of_scores else None
+    return Rates(noise, float(f"{learning:.2g}"), shape.exponential)
 
 
 class _Shape(NamedTuple):
@@ -71,12 +74,15 @@ class _Shape(NamedTuple):
     bends: float  # by how much its slope changes with each unit of the outputs, over many of them
     usual: float  # the learning rate for slopes as long as its own
     of_scores: bool  # whether it is bounded and flat downhill, or linear: more is never wrong
+    exponential: bool = False
 
 
 def _shape(outputs: Tensor, loss: Loss, targets: Tensor | None) -> _Shape:
     """By made-up outputs and targets; real ones may be so large that 200 more is not far."""
     if targets is None:
         return _UNKNOWN
+    if is_exponential(outputs, loss, targets):
+        return _EXPONENTIAL
     made_up, shape = torch.zeros_like(targets[: len(outputs)]), outputs.shape
     found = _shape_at(made_up, shape, loss, _FAR)
     if found is None:  # flat for a target of 0, as a hinge is, whose targets are -1 and 1
@@ -209,3 +215,4 @@ _INPUTS, _DRAWS, _LITTLE = 64, 2, 1e-4
 _FAR, _LESS_FAR = 200.0, 20.0
 _CROSS_ENTROPY = _Shape(1 / _FAR, LEARNING_RATE, True)  # each slope is between -1 and 1
 _UNKNOWN = _Shape(2.0, LEARNING_RATE, False)  # as if it were squared
+_EXPONENTIAL = _UNKNOWN._replace(exponential=True)

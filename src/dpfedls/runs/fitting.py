@@ -51,5 +51,11 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     if shorten:
         local = msgspec.structs.replace(local, shorten=rates.shorten)
         why["local.shorten"] = rates.why["local.shorten"]
-    chosen = recipe.chosen | why
-    return msgspec.structs.replace(recipe, server_rate=server, local=local, chosen=chosen)
+    plan = recipe.plan
+    if rates.clip_norm is not None and "plan.clip_norm" in recipe.chosen:
+        # Noise and ε are the same for every quantile, so the plan may still change here.
+        plan = msgspec.structs.replace(plan, clip_norm=rates.clip_norm)
+        why["plan.clip_norm"] = rates.why["plan.clip_norm"]
+    return msgspec.structs.replace(
+        recipe, plan=plan, server_rate=server, local=local, chosen=recipe.chosen | why
+    )
