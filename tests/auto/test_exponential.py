@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from torch import nn
 
 import dpfedls
-from dpfedls.auto.choices import plan_for, rates_for
+from dpfedls.auto.by_model import rates_for
+from dpfedls.auto.choices import plan_for
 from dpfedls.auto.exponential import is_exponential
 from dpfedls.people.losses import cross_entropy
 from dpfedls.runs.fitting import ready

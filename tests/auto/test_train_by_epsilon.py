@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dpfedls
-from dpfedls.auto.choices import rates_for
+from dpfedls.auto.by_model import rates_for
 from dpfedls.people.losses import cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes

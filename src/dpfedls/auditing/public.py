@@ -59,7 +59,7 @@ def replayed(world: Watched) -> list[ServerState]:
         weights = recipe.averaging * weights + 1
         average = average.lerp(params, 1 / weights)
         asked = stall.earlier(recipe, seen.number, votes) is not None
-        norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number)
+        norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number, params)
         shares.append(release.inside)
         before = stall.pace(recipe, votes)
         votes = stall.known(recipe, [*(s.params for s in states), params], shares)
@@ -229,10 +229,13 @@ def _documents(world: World) -> list[str]:
     return problems
 
 
-def _next_norm(recipe: Any, norm: float, inside: float | None, t: int) -> float:
+def _next_norm(
+    recipe: Any, norm: float, inside: float | None, t: int, model: torch.Tensor
+) -> float:
     """Adaptive clipping as its docstring says it: C · exp(−η_t · s), s from −½ to ½.
 
-    The way from the start counts as the rounds that it takes at 0.3 of the longest step.
+    The way from the start counts as the rounds that it takes at 0.3 of the longest step. The limit
+    is a share of the weights' length, or the start.
     """
     clipping = recipe.plan.clip_norm
     if not isinstance(clipping, AdaptiveClipping) or inside is None:
@@ -245,7 +248,9 @@ def _next_norm(recipe: Any, norm: float, inside: float | None, t: int) -> float:
     trust = 1 / (1 + 4 * doubt**2)
     age = max(0.0, t - abs(math.log(norm / clipping.start)) / (0.3 * 4.2 * trust))
     moved = norm * math.exp(-(0.2 + 4 * 0.7**age) * trust * scaled)
-    return min(max(moved, 1e-12), 1e12)
+    length = float(model.double().square().sum().sqrt())
+    most = 1e12 if clipping.of_weights is None else clipping.of_weights * length
+    return min(max(moved, 1e-12), max(most, clipping.start), 1e12)
 
 
 def _notes(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ USUAL, MOST = 0.08, 0.16
 """ρ that suited thirteen tasks, and the largest that suited any of them."""
 MOVED, MOVED_FAR = 1.5, 3.0
 """Scores that move by less than the first allow a larger ρ; by more than the second, a smaller."""
-IN_CLIP_NORMS = 0.3
+IN_CLIP_NORMS, IN_CLIP_NORMS_OF_NETWORK = 0.3, 0.6
 """ρ in clip norms, where the outputs have units of their own: the clip norm follows the units."""
 LEARNING_RATE, STABLE = 0.05, 0.25
 """The usual one; and the most that it may be, times the curvature of the loss in the weights."""
@@ -39,6 +39,7 @@ class Rates(NamedTuple):
     noise: float | None  # that a weight may gather; None where its outputs have units of their own
     learning: float
     exponential: bool = False  # whether the loss has an exponential of the outputs
+    network: bool = False  # whether the outputs are known not to be linear in the weights
 
 
 def rates_on(
@@ -65,7 +66,7 @@ def rates_on(
     if learning == math.inf:  # squared, of outputs that no weight moves
         learning = LEARNING_RATE
     noise = _noise(moved) if shape.of_scores else None
-    return Rates(noise, float(f"{learning:.2g}"), shape.exponential)
+    return Rates(noise, float(f"{learning:.2g}"), shape.exponential, not moved.is_linear)
 
 
 class _Shape(NamedTuple):
@@ -192,6 +193,11 @@ class _Moved:
             noisy = {n: w + rho * noise[n] for n, w in self.weights.items()}
             squares.append((self._scores(noisy) - self.still).square().mean())
         return math.sqrt(float(torch.stack(squares).mean())) / self.unit
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether noise twice as large moves the scores twice as far."""
+        return math.isclose(self(2.0), 2 * self(1.0), rel_tol=1e-3)
 
     @torch.no_grad()
     def _scores(self, weights: dict[str, Tensor]) -> Tensor:

@@ -43,8 +43,18 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
         """The weight of the coordinate that says who was inside; 0 where there is none."""
         return 0.0
 
-    def following(self, norm: float, inside: float | None, round_: int, noise: float) -> float:
-        """The norm of the round after ``round_``; ``noise`` is that of the release."""
+    def following(
+        self,
+        norm: float,
+        inside: float | None,
+        round_: int,
+        noise: float,
+        weights: float = math.inf,
+    ) -> float:
+        """The norm of the round after ``round_``, whose release had that noise.
+
+        ``weights`` is the length of the model that came of it.
+        """
         return norm
 
 
@@ -58,6 +68,9 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     is in doubt, d being the standard deviation of its noise. a counts the rounds less those that
     the way from the start takes at 0.3 · 4.2 ÷ (1 + 4d²) a round, in logarithms, and is at least 0:
     steps stay large until the norm has converged, however far it has to go.
+    With ``of_weights`` the norm is at most that share of the length of the model's weights, or its
+    start if that is more: where a loss has the units of its targets, a long update of a network
+    makes the next one longer, and the norm would follow without end.
 
     Guarantees: update and indicator together have norm at most 1.01 · C, whatever the update is,
     so the pair costs what the update alone would cost with 1 % less noise.
@@ -65,6 +78,7 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
 
     start: float = 1.0
     quantile: float = 0.5
+    of_weights: float | None = None  # the most it may be, as a share of the weights' length
 
     def __post_init__(self) -> None:
         check_types(self, "clip_norm.")
@@ -74,6 +88,8 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
                 f"clip_norm.quantile must be between 0 and 1, got {self.quantile:g}; at 0.5 half "
                 "of the updates are clipped"
             )
+        if self.of_weights is not None:
+            require_finite("clip_norm.of_weights", self.of_weights, "0.5 suits a network")
 
     def contribution(self, norm: float) -> float:
         return _JOINT * norm
@@ -82,7 +98,14 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         # times 1 − quantile or −quantile; with w the larger, √(C² + (w · indicator)²) = 1.01 · C.
         return math.sqrt(_JOINT**2 - 1) * norm / max(self.quantile, 1 - self.quantile)
 
-    def following(self, norm: float, inside: float | None, round_: int, noise: float) -> float:
+    def following(
+        self,
+        norm: float,
+        inside: float | None,
+        round_: int,
+        noise: float,
+        weights: float = math.inf,
+    ) -> float:
         if inside is None:
             return norm
         doubt = noise / self.indicator(norm)  # the standard deviation of the noise in the share
@@ -94,7 +117,8 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         since = round_ - abs(math.log(norm / self.start)) / (0.3 * (_PACE + _HASTE) * sure)
         pace = (_PACE + _HASTE * _CALM ** max(0.0, since)) * sure
         moved = norm * math.exp(-pace * scaled)
-        return min(max(moved, _LEAST), _MOST)
+        most = _MOST if self.of_weights is None else max(self.start, self.of_weights * weights)
+        return min(max(moved, _LEAST), most, _MOST)
 
 
 Clipping: TypeAlias = FixedClipping | AdaptiveClipping

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dpfedls.auto.choices import OPEN, rates_for
+from dpfedls.auto.by_model import rates_for
+from dpfedls.auto.choices import OPEN
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.samples import each

@@ -1,0 +1,172 @@
+"""What ``train(epsilon=…)`` chooses once it knows model and loss: rates, and what the norm follows.
+
+Three kinds of loss: of scores, as cross-entropy is; with an exponential; and with the units of its
+targets, as a squared error is. No ε depends on any of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from torch import nn
+
+from dpfedls.auto.planner import MOST_RATE, little_noise
+from dpfedls.auto.rate import IN_CLIP_NORMS, IN_CLIP_NORMS_OF_NETWORK, Rates, made_up, rates_on
+from dpfedls.people.losses import Loss
+from dpfedls.people.samples import Samples, as_input
+from dpfedls.privacy.clipping import AdaptiveClipping
+from dpfedls.privacy.plan import PrivacyPlan
+from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
+
+MOST_RATE_FOR_MANY = 20.0
+# Where a rate at its limit gathers no more noise than the model bears, the limit slows learning and
+# not noise. Then short ways of people who differ, and long steps of the server, lead to a better
+# model: the mean of where each would end alone is not where all of them together would. After a
+# stall everywhere: a sixteenth in all, the best of 4, 8 and 16.
+SHORTER, SHORTEST = 8.0, 16.0
+# Where the loss has an exponential (auto.exponential). Of 0.8, 0.9 and 0.95 the last is best; but
+# with noise that leaves a server rate below 1 the norm is not found in time, and the first is.
+# The learning rate times the server rate is at most 0.004, so trainings are as short as the
+# server's steps can make up for. No fixed part of the usual rate is good everywhere: 1/16 stops
+# half-way where there is much noise, 1/8 is too long where there is little.
+CLIP_FEW, CLIP_SOME, ENOUGH_RATE, SHORT = 0.95, 0.8, 1.0, 0.004
+# A network's outputs are a product of its weights: an update as long as they are makes the next
+# one longer, and the norm follows. A linear model has no such limit, and prices ask for long ones.
+OF_WEIGHTS, MORE = 0.5, 4 / 3
+
+
+class Fitted(NamedTuple):
+    """What needs the model to be chosen."""
+
+    server: ServerRate
+    learning: float
+    shorten: float | None
+    clip_norm: AdaptiveClipping | None  # None: as the plan has it
+    why: dict[str, str]
+
+
+class _Known(NamedTuple):
+    plan: PrivacyPlan
+    rates: Rates
+    source: str  # of the inputs that the model was tried on
+    learning: bool  # whether the learning rate is to be chosen
+    most: float  # the usual limit of the server rate
+    gathered: float  # noise in a weight at server rate 1 and clip norm 1
+
+    @property
+    def adapts(self) -> AdaptiveClipping | None:
+        """The clip norm, if it is not a given number."""
+        clipping = self.plan.clipping
+        return clipping if isinstance(clipping, AdaptiveClipping) else None
+
+    def in_clip_norms(self, noise: float, most: float) -> float:
+        """The server rate with which a weight gathers noise of so many clip norms."""
+        return min(most, noise / self.gathered) if self.gathered else most
+
+
+def rates_for(
+    plan: PrivacyPlan,
+    schedule: Schedule,
+    model: nn.Module,
+    loss: Loss,
+    *,
+    samples: Samples,
+    public: bool,
+    learning: bool = True,
+) -> Fitted:
+    """Server and learning rate, by the model's answers to public or random inputs.
+
+    ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
+    ``learning``: whether the learning rate is to be chosen; to one that is given the server rate
+    keeps its usual limit.
+    """
+    inputs, targets = samples if public else made_up(model, samples)
+    rates = rates_on(model, inputs, loss, as_input(targets).cpu())
+    source = "the test inputs" if public else "random inputs of unit scale"
+    gathered = noise_gathered(schedule, plan, 1.0)
+    known = _Known(plan, rates, source, learning, MOST_RATE[schedule], gathered)
+    if rates.noise is not None:
+        return _of_scores(known, rates.noise)
+    return _with_exponential(known) if rates.exponential else _with_units(known)
+
+
+def _of_scores(known: _Known, noise: float) -> Fitted:
+    """More is never wrong: noise is measured by how far it moves the scores."""
+    most, steps, shorten = known.most, known.rates.learning, SHORTEST
+    length = f"steps that the model tolerates on {known.source}"
+    if most > 1 and little_noise(known.plan):
+        most = MOST_RATE_FOR_MANY
+    elif most > 1 and known.learning and most * known.gathered <= noise:
+        most, steps, shorten = MOST_RATE_FOR_MANY, steps / SHORTER, SHORTEST / SHORTER
+        length = f"1/{SHORTER:g} of {length}, and a larger server rate: noise is little"
+    said = f"{noise:.2g}, the most that the model tolerates on {known.source}"
+    why = _server(said, most) | _learning(steps, length) | _votes(shorten)
+    return Fitted(NoiseRate(noise=noise, at_most=most), steps, shorten, None, why)
+
+
+def _with_units(known: _Known) -> Fitted:
+    """Noise is measured in clip norms, which follow the units."""
+    noise, most, clip_norm = IN_CLIP_NORMS, known.most, None
+    why = {}
+    if known.rates.network and known.adapts is not None:
+        noise, most = IN_CLIP_NORMS_OF_NETWORK, MORE * most
+        clip_norm = replace(known.adapts, of_weights=OF_WEIGHTS)
+        why["plan.clip_norm"] = (
+            f"follows the length of {clip_norm.quantile:.0%} of the updates, up to "
+            f"{OF_WEIGHTS:g} of the weights' own: in a network longer ones make the next longer "
+            "still; 1 % more noise pays for it"
+        )
+    steps, server = known.rates.learning, known.in_clip_norms(noise, most)
+    length = f"steps that the model tolerates on {known.source}"
+    why |= (
+        _server(f"{noise:g} clip norms in the whole run", most)
+        | _learning(steps, length)
+        | _votes(SHORTEST)
+    )
+    return Fitted(server, steps, SHORTEST, clip_norm, why)
+
+
+def _with_exponential(known: _Known) -> Fitted:
+    """A few people's updates are long, and count; each alone would go too far."""
+    adapts, steps, most = known.adapts, known.rates.learning, known.most
+    length, shorten = f"steps that the model tolerates on {known.source}", SHORTEST
+    # With a norm that is given, short updates would be lost in the noise.
+    short = adapts is not None and known.learning
+    most = MOST_RATE_FOR_MANY if short else most
+    server = known.in_clip_norms(IN_CLIP_NORMS, most)
+    why, clip_norm = {}, None
+    if adapts is not None:
+        few = CLIP_FEW if server >= ENOUGH_RATE else CLIP_SOME
+        clip_norm = replace(adapts, quantile=few)
+        why["plan.clip_norm"] = (
+            f"follows a length that {few:.0%} of the updates do not reach: the loss has an "
+            "exponential, so a few are long and count; 1 % more noise pays for it"
+        )
+    if short:
+        steps = float(f"{min(steps, SHORT) / max(server, 1.0):.2g}")
+        length += ", or shorter, as the loss has an exponential and the server's are long"
+        shorten = None
+    why |= _server(f"{IN_CLIP_NORMS:g} clip norms in the whole run", most)
+    return Fitted(
+        server, steps, shorten, clip_norm, why | _learning(steps, length) | _votes(shorten)
+    )
+
+
+def _server(noise: str, most: float) -> dict[str, str]:
+    said = f"so large that every weight gathers noise of {noise}"
+    return {"server_rate": f"{said}; but at most {most:.3g}"}
+
+
+def _learning(steps: float, length: str) -> dict[str, str]:
+    return {"local.learning_rate": f"{steps:g}: {length}; the clip norm follows their length"}
+
+
+def _votes(shorten: float | None) -> dict[str, str]:
+    said = "none: trainings are short from the start, and votes changed nothing"
+    if shorten is not None:
+        said = (
+            f"{shorten:g}: if cohorts vote that learning stalls, trainings become so many times "
+            "shorter, and the server's steps longer; a vote costs no privacy"
+        )
+    return {"local.shorten": said}
