@@ -31,7 +31,7 @@ def habits(rng: np.random.Generator) -> Task:
 
 
 def accidents(rng: np.random.Generator) -> Task:
-    """Counts of mean 0.15, nine in ten are zero, by 10 columns; 2,000 people of 3 rows, linear."""
+    """Counts of mean 0.15, mostly zero, by 10 columns; 2,000 people of 3 rows, linear."""
     x = rng.standard_normal((2000 * 3 + 2 * HELD, 10))
     y = rng.poisson(np.exp(-2.2 + x @ rng.normal(0, 0.25, 10)))
     return _task(_floats(x), _floats(y), _equal(2000, 3), nn.Linear(10, 1), loss=poisson)
@@ -43,7 +43,7 @@ def times(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def waiting(rng: np.random.Generator) -> Task:
-    """Times of mean 3, mostly short, by 12 columns; 1,000 people of 10 rows, linear."""
+    """Times of mean 2.7, mostly short, by 12 columns; 1,000 people of 10 rows, linear."""
     x = rng.standard_normal((1000 * 10 + 2 * HELD, 12))
     y = rng.exponential(np.exp(0.7 + x @ rng.normal(0, 0.25, 12)))
     return _task(_floats(x), _floats(y), _equal(1000, 10), nn.Linear(12, 1), loss=times)
@@ -65,7 +65,7 @@ def spread(rng: np.random.Generator) -> Task:
 
 
 def claims(rng: np.random.Generator) -> Task:
-    """Counts of mean 0.4 in 0.1 to 1 years by 8 columns; 3,000 people of 4 rows, an MLP."""
+    """Counts of mean 0.85 in 0.1 to 1 years by 8 columns; 3,000 people of 4 rows, an MLP."""
     x = rng.standard_normal((3000 * 4 + 2 * HELD, 8))
     years = rng.uniform(0.1, 1, len(x))
     y = rng.poisson(years * np.exp(-0.7 + np.abs(x[:, 0]) - 0.5 * x[:, 1] * x[:, 2]))
