@@ -119,7 +119,7 @@ def test_what_fills_up_a_batch_must_not_change_what_is_learned():
 
 
 def test_where_rounding_alone_changes_an_update_a_gap_is_no_fault():
-    """Of a black image every pixel is the maximum of its window: which one pooling takes is luck."""
+    """Of a black image every pixel is its window's maximum: which one pooling takes is luck."""
     expected = torch.tensor([[1.0, 0.0]])
     other_pixel, same_pixel = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.001, 0.0]])
     assert _alike(other_pixel, expected, nearby=other_pixel, rounding=0.2)
