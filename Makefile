@@ -28,9 +28,9 @@ demo: setup  ## DP-Fed against DP-Fed-LS at the same privacy budget, offline, in
 	$(BIN)/dpfedls demo
 
 # Three workers on two cores: one of them mostly waits for a federation. Files stay whole, so that what
-# their tests share is made once.
+# their tests share is made once; tests/conftest.py says which come first.
 test: setup  ## every test, with the branch coverage of the core
-	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 2 --cov --cov-fail-under=95
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2 --cov --cov-fail-under=95
 
 test-browser: setup  ## the pages in a real Chromium, which is installed if there is none
 	$(PIP) --group browser

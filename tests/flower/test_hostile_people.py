@@ -87,13 +87,15 @@ def _quiet(caplog):
     caplog.set_level(logging.ERROR, logger="dpfedls")
 
 
-@settings(max_examples=1000)
-@given(st.sampled_from(BROKEN), st.integers(0, 2**32), st.lists(st.sampled_from([3, 8, 11])))
-def test_the_sum_over_the_others_is_the_same_to_the_last_bit(hostile, key, absent):
+@settings(max_examples=33)  # each with every broken person: 1,023 cases
+@given(st.integers(0, 2**32), st.lists(st.sampled_from([3, 8, 11])))
+def test_the_sum_over_the_others_is_the_same_to_the_last_bit(key, absent):
     others = {j: pair for j, pair in GOOD.items() if j not in absent} or GOOD
     # Someone else must be there with several people, so that both sums travel alike.
     others = others | {40: GOOD[8]}
-    assert torch.equal(total(others | {HOSTILE: hostile}, key), total(others, key))
+    alone = total(others, key)
+    for hostile in BROKEN:
+        assert torch.equal(total(others | {HOSTILE: hostile}, key), alone), repr(hostile)
 
 
 @pytest.mark.parametrize("i", range(len(ODD)))
