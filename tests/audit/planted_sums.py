@@ -45,6 +45,16 @@ def next_norm_from_the_raw_count(patch):
     wrap(patch, Server, "finish_round", finish)
 
 
+def limit_without_noise(patch):
+    def finish(real, self, state, total, noise, nonce):
+        made, plan = real(self, state, total, noise, nonce), self.plan
+        clean = state.params + self.step(state) * total[:-1].float() / plan.expected_cohort
+        limit = plan.clipping.of_weights * float(clean.double().norm())
+        return replace(made, clip_norm=min(made.clip_norm, max(plan.clipping.start, limit)))
+
+    wrap(patch, Server, "finish_round", finish)
+
+
 def sum_shortened(patch):
     """Clipped a second time, as a whole: no privacy is gained and the claim is another's."""
 
@@ -107,12 +117,14 @@ def indicator_not_bounded(patch):
     wrap(patch, AdaptiveClipping, "indicator", lambda real, self, norm: 5 * real(self, norm))
 
 
+LIMITED = {"clip_norm": AdaptiveClipping(start=0.01, of_weights=0.05)}
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "nothing summed": (nothing_summed, "far below the claim", {}),
     "no clipping": (no_clipping, "the sum is not", {}),
     "no clipping up to 1.2 C": (clipping_with_room, "the sum is not", {}),
     "no clipping up to 1.05 C": (clipping_with_a_little_room, "the sum is not", {}),
     "the next norm from the raw count": (next_norm_from_the_raw_count, "clip norm", ADAPTIVE),
+    "the norm's limit without noise": (limit_without_noise, "clip norm", LIMITED),
     "the whole sum clipped again": (sum_shortened, "the sum is not", {}),
     "per-layer clipping accounted as flat": (clipping_by_layer, "the sum is not", {}),
     "sum in float32": (sum_in_float32, "the sum is not", {}),
