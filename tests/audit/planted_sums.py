@@ -117,7 +117,7 @@ def indicator_not_bounded(patch):
     wrap(patch, AdaptiveClipping, "indicator", lambda real, self, norm: 5 * real(self, norm))
 
 
-LIMITED = {"clip_norm": AdaptiveClipping(start=0.01, of_weights=0.05)}
+LIMITED = {"clip_norm": AdaptiveClipping(start=0.01, of_weights=0.005)}
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "nothing summed": (nothing_summed, "far below the claim", {}),
     "no clipping": (no_clipping, "the sum is not", {}),
