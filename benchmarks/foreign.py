@@ -27,6 +27,7 @@ import held_tasks
 import msgspec
 import numpy as np
 import torch
+import unit_tasks
 
 import dpfedls
 from dpfedls.auto.choices import SCHEDULE
@@ -41,7 +42,7 @@ AUTOMATIC: dict[str, Any] = {"automatic": True}
 WITH_TEST: dict[str, Any] = {"automatic with test": True}
 PAPER_CLIPS = (0.3, 1.0, 0.1, 3.0)
 
-TASKS = foreign_tasks.TASKS | held_tasks.TASKS | exponential_tasks.TASKS
+TASKS = foreign_tasks.TASKS | held_tasks.TASKS | exponential_tasks.TASKS | unit_tasks.TASKS
 
 Settings = dict[str, Any]
 Row = dict[str, Any]
