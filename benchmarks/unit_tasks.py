@@ -44,7 +44,7 @@ def products(rng: np.random.Generator) -> Task:
 
 
 def waves(rng: np.random.Generator) -> Task:
-    """sin(3x₁)·x₂ + 2·abs(x₃) − x₄² with noise of 0.2, tanh, two layers; 2,000 people of 20 rows."""
+    """sin(3x₁)·x₂ + 2·abs(x₃) − x₄² and noise of 0.2, an MLP with tanh; 2,000 people of 20 rows."""
     x = rng.uniform(-1, 1, (2000 * 20 + 2 * HELD, 6))
     y = np.sin(3 * x[:, 0]) * x[:, 1] + 2 * np.abs(x[:, 2]) - x[:, 3] ** 2
     y += 0.2 * rng.standard_normal(len(x))
