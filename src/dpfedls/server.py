@@ -103,8 +103,8 @@ class Server:
         votes = following(state.votes, plan, t, release.inside, params)
         lengths = release.inside if self.bound(state).earlier is None else None
         length = float(torch.linalg.vector_norm(params, dtype=torch.float64))
-        known = (state.clip_norm, lengths, t, release.noise_stddev)
-        norm = plan.clipping.following(*known, weights=length)
+        known = (lengths, t, release.noise_stddev, length)
+        norm = plan.clipping.following(state.clip_norm, *known)
         norm *= self._longer(state.votes) / self._longer(votes)  # shorter with the updates
         return ServerState(t + 1, params, average, norm, memory, votes)
 

@@ -49,8 +49,8 @@ def limit_without_noise(patch):
     def finish(real, self, state, total, noise, nonce):
         made, plan = real(self, state, total, noise, nonce), self.plan
         clean = state.params + self.step(state) * total[:-1].float() / plan.expected_cohort
-        limit = plan.clipping.of_weights * float(clean.double().norm())
-        return replace(made, clip_norm=min(made.clip_norm, max(plan.clipping.start, limit)))
+        limits = [plan.clipping.of_weights * float(w.double().norm()) for w in (made.params, clean)]
+        return replace(made, clip_norm=limits[1]) if made.clip_norm == limits[0] else made
 
     wrap(patch, Server, "finish_round", finish)
 
