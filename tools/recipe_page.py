@@ -145,7 +145,7 @@ def kind(hint: Any) -> str:
     """A type as a person reads it."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return "table"
-    if hint is type(None):
+    if hint in (type(None), msgspec.UnsetType):
         return ""
     choices = getattr(hint, "__args__", ())
     if str(hint).startswith("typing.Literal"):
@@ -169,7 +169,7 @@ def default(field: Any) -> str:
         value = field.default_factory()
     if isinstance(value, msgspec.Struct):
         return f"kind `{value.__struct_config__.tag}`"
-    if value is None or value == "":
+    if value in (None, msgspec.UNSET, ""):
         return "–"
     return f"`{msgspec.json.encode(value).decode()}`"
 

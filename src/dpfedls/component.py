@@ -29,6 +29,8 @@ def check_types(value: msgspec.Struct, where: str) -> None:
             msgspec.structs.force_setattr(value, field.name, found)
         if isinstance(found, msgspec.Struct) and isinstance(found, field.type):
             continue  # convert would refuse a subclass
+        if found is msgspec.UNSET and found is field.default:
+            continue  # nor does it know this
         try:
             msgspec.convert(found, field.type)
         except msgspec.ValidationError as error:
@@ -40,5 +42,5 @@ def check_types(value: msgspec.Struct, where: str) -> None:
 
 
 WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
-WORDS |= {"NoneType": ""}  # told by leaving it out
+WORDS |= {"NoneType": "", "UnsetType": ""}  # told by leaving it out
 _fields = functools.cache(msgspec.structs.fields)  # it evaluates annotations, which takes a while

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -67,8 +68,18 @@ def test_the_limit_follows_the_model_and_is_never_below_the_start():
     assert clipping.following(*nobody_inside, weights=1e6) > 20
     assert clipping.following(*nobody_inside, weights=0.1) == 1.0
     assert AdaptiveClipping().following(*nobody_inside, weights=12.0) > 20
-    with pytest.raises(dpfedls.InputError, match=r"clip_norm\.of_weights"):
-        AdaptiveClipping(of_weights=0.0)
+    for wrong in (0.0, "half", None):
+        with pytest.raises(dpfedls.InputError, match=r"clip_norm\.of_weights"):
+            AdaptiveClipping(of_weights=wrong)
+
+
+def test_a_norm_without_a_limit_is_written_as_before_there_was_one():
+    """Statements and ledgers hold it: a folder of an earlier version verifies, and goes on."""
+    plain = {"kind": "adaptive", "start": 1.0, "quantile": 0.5}
+    assert msgspec.to_builtins(AdaptiveClipping()) == plain
+    limited = AdaptiveClipping(of_weights=0.5)
+    assert msgspec.to_builtins(limited) == plain | {"of_weights": 0.5}
+    assert msgspec.convert(plain | {"of_weights": 0.5}, AdaptiveClipping) == limited
 
 
 def test_the_server_measures_the_model_that_it_released():

@@ -249,7 +249,7 @@ def _next_norm(
     age = max(0.0, t - abs(math.log(norm / clipping.start)) / (0.3 * 4.2 * trust))
     moved = norm * math.exp(-(0.2 + 4 * 0.7**age) * trust * scaled)
     length = float(model.double().square().sum().sqrt())
-    most = 1e12 if clipping.of_weights is None else clipping.of_weights * length
+    most = 1e12 if clipping.of_weights is msgspec.UNSET else clipping.of_weights * length
     return min(max(moved, 1e-12), max(most, clipping.start), 1e12)
 
 

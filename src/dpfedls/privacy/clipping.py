@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
+from msgspec import UNSET, UnsetType
+
 from dpfedls.component import Component, check_types
 from dpfedls.errors import InputError, require_finite, require_positive
 
@@ -78,7 +80,8 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
 
     start: float = 1.0
     quantile: float = 0.5
-    of_weights: float | None = None  # the most it may be, as a share of the weights' length
+    # Unset and not None: a plan without it is written as it was before there was one.
+    of_weights: float | UnsetType = UNSET  # the most it may be, as a share of the weights' length
 
     def __post_init__(self) -> None:
         check_types(self, "clip_norm.")
@@ -88,7 +91,7 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
                 f"clip_norm.quantile must be between 0 and 1, got {self.quantile:g}; at 0.5 half "
                 "of the updates are clipped"
             )
-        if self.of_weights is not None:
+        if self.of_weights is not UNSET:
             require_finite("clip_norm.of_weights", self.of_weights, "0.5 suits a network")
 
     def contribution(self, norm: float) -> float:
@@ -117,7 +120,7 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         since = round_ - abs(math.log(norm / self.start)) / (0.3 * (_PACE + _HASTE) * sure)
         pace = (_PACE + _HASTE * _CALM ** max(0.0, since)) * sure
         moved = norm * math.exp(-pace * scaled)
-        most = _MOST if self.of_weights is None else max(self.start, self.of_weights * weights)
+        most = _MOST if self.of_weights is UNSET else max(self.start, self.of_weights * weights)
         return min(max(moved, _LEAST), most, _MOST)
 
 
