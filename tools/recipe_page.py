@@ -87,6 +87,7 @@ ABOUT = {
     "`local`": {
         "epochs": "passes over a client's samples; this or steps",
         "steps": "batches; this or epochs",
+        "most_steps": "with epochs: at most so many batches, however many samples a client has",
         "batch_size": "samples in a batch",
         "learning_rate": "of the first round",
         "decay": "what the learning rate is multiplied by from round to round",

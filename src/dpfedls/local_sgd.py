@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -45,19 +46,21 @@ class LocalSGD(Component, frozen=True, tag=False):
     """Mini-batch SGD on one client's samples (ClientUpdate of Algorithm 1).
 
     Either ``epochs`` passes, shuffled each time, the last short batch used, or exactly ``steps``
-    batches. In round t the learning rate is ``learning_rate · decay^t``. With projection "step"
-    the local model returns to the ball after every step (the paper's way); with "final" only the
+    batches. With ``most_steps`` passes end after so many batches, however many samples a client
+    has. In round t the learning rate is ``learning_rate · decay^t``. With projection "step" the
+    local model returns to the ball after every step (the paper's way); with "final" only the
     finished update is clipped. With precision "bfloat16" the model computes in half the bits, much
     faster on a GPU; weights, steps and updates stay in float32. With ``retry_step`` a client whose
-    first step is longer than that share of the clip norm trains again with gradients so scaled
-    that it is not, unless its loss halves; and again while it grows (``people.steps.following``).
-    With ``shorten`` cohorts vote, in the coordinate that an adaptive clip norm has, on whether the
-    model still improves; once it does not, the learning rate is divided by it and the limit of the
-    server rate multiplied (``privacy.stall``).
+    first step is longer than that share of the clip norm trains again with gradients so scaled that
+    it is not, unless its loss halves; and again while it grows (``people.steps.following``). With
+    ``shorten`` cohorts vote, in the coordinate that an adaptive clip norm has, on whether the model
+    still improves; once it does not, the learning rate is divided by it and the limit of the server
+    rate multiplied (``privacy.stall``).
     """
 
     epochs: int | None = None
     steps: int | None = None
+    most_steps: int | None = None  # of the epochs
     batch_size: int = 10
     learning_rate: float = 0.1
     decay: float = 1.0
@@ -74,7 +77,12 @@ class LocalSGD(Component, frozen=True, tag=False):
                 f"local.epochs = {self.epochs} and local.steps = {self.steps}; give exactly one of "
                 "them, since each says how long a client trains"
             )
-        for name in ("epochs", "steps", "batch_size"):
+        if self.steps is not None and self.most_steps is not None:
+            raise InputError(
+                f"local.most_steps = {self.most_steps} limits epochs, and local.steps = "
+                f"{self.steps} says already how many there are; leave one of them out"
+            )
+        for name in ("epochs", "steps", "most_steps", "batch_size"):
             if (value := getattr(self, name)) is not None:
                 require_positive(f"local.{name}", value, "a client must see at least one batch")
         require_finite("local.learning_rate", self.learning_rate, "0.1 is a common start")
@@ -108,16 +116,18 @@ def schedule(
     all of them together take no more memory than the samples to be seen.
     """
     sizes, groups = data.sizes[clients], []
+    most = local.steps or local.most_steps
     for size in np.unique(sizes).tolist():
         group, width = clients[sizes == size], batch_width(local.batch_size, size)
         per_pass = -(-size // width)  # the last short batch included
-        passes = local.epochs or -(-(local.steps or 0) // max(per_pass, 1))
+        enough = -(-most // max(per_pass, 1)) if most else math.inf  # passes for so many batches
+        passes = int(min(local.epochs or enough, enough))
         rows = np.empty((len(group), passes, per_pass * width), dtype=np.int64)
         rows[..., size:] = ~data.starts[group, None, None]
         rows[..., :size] = shuffled(key, group, size, passes)
         rows[..., :size] += data.starts[group, None, None]
         rows = rows.reshape(len(group), passes * per_pass, width)
-        groups.append(rows[:, : local.steps])
+        groups.append(rows[:, :most])
     return np.argsort(sizes, kind="stable"), groups
 
 

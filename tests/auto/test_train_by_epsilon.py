@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 import dpfedls
 from dpfedls.auto.by_model import rates_for
+from dpfedls.auto.choices import LOCAL_FIELDS, OPEN
 from dpfedls.people.losses import cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
@@ -88,43 +90,68 @@ def many_people(noise):
     )
 
 
-def test_with_little_noise_the_rate_may_be_larger_but_for_a_loss_of_ones_own():
-    """People of one sample disagree: with 10,000 of them a rate of 2 hardly moves the model."""
+def fitted(noise, schedule="linear", loss=cross_entropy, given=(), rounds=400):
     samples = torch.randn(9, 12, generator=RNG), torch.zeros(9, dtype=torch.long)
-    for noise, linear, constant in ((1.0, 20.0, 1.0), (50.0, 2.0, 1.0)):
-        plan = many_people(noise)
-        for schedule, most in (("linear", linear), ("constant", constant)):
-            known = plan, schedule, nn.Linear(12, 3)
-            chosen = rates_for(*known, cross_entropy, samples=samples, public=True)
-            assert isinstance(chosen.server, NoiseRate)
-            assert chosen.server.at_most == most
-            assert f"at most {most:g}" in chosen.why["server_rate"]
-            own = rates_for(*known, squared, samples=samples, public=True).server
-            assert isinstance(own, float)
-            assert own <= 2.0
+    plan = replace(many_people(noise), rounds=rounds)
+    return rates_for(
+        plan, schedule, nn.Linear(12, 3), loss,
+        samples=samples, public=True, open_=frozenset(LOCAL_FIELDS) - set(given),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", [1.0, 5.0])
+def test_where_the_largest_rate_is_the_limit_people_go_once_through_their_samples(noise):
+    """Noise of 5 is 0.12 in a weight at a rate of 2, of the 0.16 that it bears: no limit."""
+    found = fitted(noise)
+    assert found.server == NoiseRate(noise=0.16, at_most=60.0)
+    assert dpfedls.LocalSGD(**found.local) == dpfedls.LocalSGD(
+        epochs=1, most_steps=25, learning_rate=0.025
+    )
+    assert "one pass" in found.why["local.epochs"]
+    assert "local.steps" not in found.why
+    assert "at most 60" in found.why["server_rate"]
 
 
 @pytest.mark.parametrize(
-    ("noise", "learning", "rates"),
+    ("noise", "other", "rates"),
     [
-        (5.0, True, (20.0, 0.00625)),  # a rate of 2 gathers 0.12 of the 0.16 that a weight bears
-        (5.0, False, (2.0, 0.05)),  # the learning rate is given: its usual server rate
-        (10.0, True, (2.0, 0.05)),  # noise is the limit, and not the largest rate
-        (1.0, True, (20.0, 0.05)),  # very little noise: the rule above
+        (10.0, {}, (2.0, 0.05)),  # noise is the limit, and not the largest rate
+        (1.0, {"schedule": "constant"}, (1.0, 0.05)),
+        (1.0, {"given": ["learning_rate"]}, (20.0, 0.05)),
+        (1.0, {"given": ["shorten"]}, (20.0, 0.05)),  # as where a clip norm is given
+        (5.0, {"given": ["learning_rate"]}, (2.0, 0.05)),
+        (5.0, {"rounds": 200}, (20.0, 0.00625)),  # in few rounds one pass each is too little
     ],
 )
-def test_trainings_are_short_where_the_largest_rate_is_the_limit(noise, learning, rates):
-    """People who differ go astray on long ways of their own; many short ones go as far."""
-    samples = torch.randn(9, 12, generator=RNG), torch.zeros(9, dtype=torch.long)
-    plan = many_people(noise)
-    chosen = rates_for(
-        plan, "linear", nn.Linear(12, 3), cross_entropy,
-        samples=samples, public=True, learning=learning,
-    )  # fmt: skip
-    assert isinstance(chosen.server, NoiseRate)
-    assert (chosen.server.at_most, chosen.learning) == rates
-    assert ("larger server rate" in chosen.why["local.learning_rate"]) == (rates[1] < 0.05)
-    assert rates[1] / chosen.shorten == 0.05 / 16  # after a stall, the same everywhere
+def test_elsewhere_everybody_trains_as_long(noise, other, rates):
+    found = fitted(noise, **other)
+    assert isinstance(found.server, NoiseRate)
+    assert (found.server.at_most, found.local["learning_rate"]) == rates
+    assert f"at most {rates[0]:g}" in found.why["server_rate"]
+    assert ("larger server rate" in found.why["local.learning_rate"]) == (rates[1] < 0.05)
+    assert rates[1] / found.local["shorten"] == 0.05 / 16  # after a stall, the same everywhere
+    assert "local.steps" in found.why
+    assert "local.epochs" not in found.why
+
+
+@pytest.mark.parametrize("noise", [1.0, 5.0, 50.0])
+def test_a_loss_of_ones_own_keeps_its_limit(noise):
+    own = fitted(noise, loss=squared).server
+    assert isinstance(own, float)
+    assert own <= 2.0
+
+
+def test_one_pass_is_what_the_recipe_says_and_what_is_given_stays():
+    x, y = torch.randn(9000, 2, 12, generator=RNG), torch.zeros(9000, 2, dtype=torch.long)
+    given = {"model": nn.Linear(12, 3), "clients": list(zip(x, y, strict=True)), "epsilon": 8.0}
+    recipe, _, _ = asked(**given)
+    assert (recipe.local.epochs, recipe.local.steps, recipe.local.most_steps) == (1, None, 25)
+    assert {"local.epochs", "local.most_steps"} < set(recipe.chosen)
+    assert OPEN not in recipe.chosen.values()
+    assert "local.steps" not in recipe.chosen
+    local = dpfedls.LocalSGD(steps=3)
+    recipe, _, _ = asked(**given, local=local)
+    assert recipe.local == local
 
 
 @pytest.mark.parametrize(

@@ -40,15 +40,15 @@ def fitted(model, loss, plan=None):
 def test_a_network_has_a_limit_and_a_linear_model_has_none():
     """Prices ask a linear model for updates of thousands, and nothing there grows by itself."""
     found, linear = fitted(network(), squared), fitted(nn.Linear(10, 1), squared)
-    assert (found.clip_norm, found.shorten) == (AdaptiveClipping(of_weights=0.5), None)
+    assert (found.clip_norm, found.local["shorten"]) == (AdaptiveClipping(of_weights=0.5), None)
     assert "0.5 of the weights' own" in found.why["plan.clip_norm"]
-    assert (linear.clip_norm, linear.shorten) == (None, None)
+    assert (linear.clip_norm, linear.local["shorten"]) == (None, None)
     assert found.server == pytest.approx(2 * linear.server)  # noise of 0.6 clip norms and 0.3
 
 
 def test_scores_and_a_given_norm_are_as_they_were():
     scores = fitted(nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)), cross_entropy)
-    assert (scores.clip_norm, scores.shorten) == (None, 16.0)
+    assert (scores.clip_norm, scores.local["shorten"]) == (None, 16.0)
     given = PrivacyPlan(
         sampler=PoissonSampling(rate=0.1),
         num_clients=353,

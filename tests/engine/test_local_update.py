@@ -160,6 +160,16 @@ def test_steps_are_exactly_so_many_for_every_client_with_data():
     assert all((r >= 0).any(axis=1).all() for r in rows)
 
 
+def test_most_steps_cut_the_passes_of_large_clients_alone():
+    _, data = model_and_data("linear")
+    whole = rows_of(LocalSGD(epochs=2, batch_size=4), data, CLIENTS, key=0)
+    cut = rows_of(LocalSGD(epochs=2, most_steps=3, batch_size=4), data, CLIENTS, key=0)
+    assert {len(rows) for rows in whole} > {0, 2, 4}
+    assert [len(rows) for rows in cut] == [min(len(rows), 3) for rows in whole]
+    for all_of_them, first in zip(whole, cut, strict=True):
+        assert np.array_equal(first, all_of_them[:3])
+
+
 def test_one_large_client_does_not_make_the_others_large():
     """200 clients of 10 samples and one of 20,000: indices for what is seen, no more."""
     sizes = np.array([10] * 200 + [20_000])
@@ -196,6 +206,8 @@ def test_projection_moves_only_what_is_outside():
         ({"steps": 3}, "give exactly one of them"),
         ({"epochs": None}, "give exactly one of them"),
         ({"epochs": 0}, r"local\.epochs must be > 0"),
+        ({"most_steps": 0}, r"local\.most_steps must be > 0"),
+        ({"epochs": None, "steps": 3, "most_steps": 5}, "leave one of them out"),
         ({"batch_size": 0}, r"local\.batch_size must be > 0"),
         ({"learning_rate": -1.0}, r"local\.learning_rate must be a finite number > 0"),
         ({"decay": 1.5}, r"local\.decay must be in"),

@@ -46,7 +46,7 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
             # It is made for 25 steps: few of 0.3 clip norms all end inside the ball, and the norm
             # that follows them falls to nothing.
             del usual["retry_step"]
-            given.add("local.retry_step")
+            given |= {"local.steps", "local.epochs", "local.most_steps", "local.retry_step"}
         if "clip_norm" in plan:  # votes need one that adapts
             given.add("local.shorten")
         tables["local"] = usual | local

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
 from dpfedls.auto.by_model import rates_for
-from dpfedls.auto.choices import OPEN
+from dpfedls.auto.choices import LOCAL_FIELDS, OPEN
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.samples import each
@@ -28,10 +28,7 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     if not is_open(recipe):
         return recipe
     check_model(task.model)
-    why = {}
-    learning, shorten = (
-        recipe.chosen.get(f"local.{key}") == OPEN for key in ("learning_rate", "shorten")
-    )
+    open_ = frozenset(f for f in LOCAL_FIELDS if recipe.chosen.get(f"local.{f}") == OPEN)
     known = (recipe.plan, recipe.schedule, task.model, task.loss)
     if task.test is None:
         if isinstance(task.data, LazyClients):
@@ -39,24 +36,19 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
         first = someone(task.data)
         samples = each(lambda values: values[:1], task.data.client(first))
         check_samples(task.model, samples, f"clients[{first}]", task.loss)
-        rates = rates_for(*known, samples=samples, public=False, learning=learning)
+        rates = rates_for(*known, samples=samples, public=False, open_=open_)
     else:
         check_samples(task.model, task.test, "test", task.loss)
-        rates = rates_for(*known, samples=task.test, public=True, learning=learning)
-    server, local = recipe.server_rate, recipe.local
-    if server == "auto":
-        server, why["server_rate"] = rates.server, rates.why["server_rate"]
-    if learning:
-        local = msgspec.structs.replace(local, learning_rate=rates.learning)
-        why["local.learning_rate"] = rates.why["local.learning_rate"]
-    if shorten:
-        local = msgspec.structs.replace(local, shorten=rates.shorten)
-        why["local.shorten"] = rates.why["local.shorten"]
-    plan = recipe.plan
+        rates = rates_for(*known, samples=task.test, public=True, open_=open_)
+    why = {key: line for key, line in rates.why.items() if key in recipe.chosen}
+    local = {field: value for field, value in rates.local.items() if field in open_}
+    recipe = replace(recipe, local=replace(recipe.local, **local))
+    if recipe.server_rate == "auto":
+        recipe = replace(recipe, server_rate=rates.server)
+        why["server_rate"] = rates.why["server_rate"]
     if rates.clip_norm is not None and "plan.clip_norm" in recipe.chosen:
         # Noise and ε are the same for every quantile, so the plan may still change here.
-        plan = msgspec.structs.replace(plan, clip_norm=rates.clip_norm)
-        why["plan.clip_norm"] = rates.why["plan.clip_norm"]
-    return msgspec.structs.replace(
-        recipe, plan=plan, server_rate=server, local=local, chosen=recipe.chosen | why
-    )
+        recipe = replace(recipe, plan=replace(recipe.plan, clip_norm=rates.clip_norm))
+    # What is still open needs no choice: a training by steps has no epochs.
+    chosen = {key: line for key, line in (recipe.chosen | why).items() if line != OPEN}
+    return replace(recipe, chosen=chosen)
