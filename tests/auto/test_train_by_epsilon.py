@@ -90,11 +90,11 @@ def many_people(noise):
     )
 
 
-def fitted(noise, schedule="linear", loss=cross_entropy, given=(), rounds=400):
+def fitted(noise, schedule="linear", loss=cross_entropy, given=(), rounds=400, model=None):
     samples = torch.randn(9, 12, generator=RNG), torch.zeros(9, dtype=torch.long)
     plan = replace(many_people(noise), rounds=rounds)
     return rates_for(
-        plan, schedule, nn.Linear(12, 3), loss,
+        plan, schedule, model or nn.Linear(12, 3), loss,
         samples=samples, public=True, open_=frozenset(LOCAL_FIELDS) - set(given),
     )  # fmt: skip
 
@@ -110,6 +110,16 @@ def test_where_the_largest_rate_is_the_limit_people_go_once_through_their_sample
     assert "one pass" in found.why["local.epochs"]
     assert "local.steps" not in found.why
     assert "at most 60" in found.why["server_rate"]
+
+
+def test_a_convolution_goes_half_as_far():
+    """Its weights act at every position: tanh at ε = 4 has 95.7 instead of 94.1 % on MNIST."""
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 12)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(20, 3)
+    )
+    found = fitted(1.0, model=model)
+    assert isinstance(found.server, NoiseRate)
+    assert (found.server.at_most, found.local["learning_rate"]) == (30.0, 0.025)
 
 
 @pytest.mark.parametrize(

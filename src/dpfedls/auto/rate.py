@@ -40,6 +40,7 @@ class Rates(NamedTuple):
     learning: float
     exponential: bool = False  # whether the loss has an exponential of the outputs
     network: bool = False  # whether the outputs are known not to be linear in the weights
+    convolves: bool = False  # whether weights are used at many positions of an input
 
 
 def rates_on(
@@ -66,7 +67,13 @@ def rates_on(
     if learning == math.inf:  # squared, of outputs that no weight moves
         learning = LEARNING_RATE
     noise = _noise(moved) if shape.of_scores else None
-    return Rates(noise, float(f"{learning:.2g}"), shape.exponential, not moved.is_linear)
+    return Rates(
+        noise=noise,
+        learning=float(f"{learning:.2g}"),
+        exponential=shape.exponential,
+        network=not moved.is_linear,
+        convolves=any(isinstance(layer, _CONVOLUTIONS) for layer in model.modules()),
+    )
 
 
 class _Shape(NamedTuple):
@@ -217,6 +224,7 @@ def _where(moved: _Moved, target: float, low: float, high: float) -> float:
     return float(f"{low:.2g}")
 
 
+_CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _INPUTS, _DRAWS, _LITTLE = 64, 2, 1e-4
 _FAR, _LESS_FAR = 200.0, 20.0
 _CROSS_ENTROPY = _Shape(1 / _FAR, LEARNING_RATE, True)  # each slope is between -1 and 1

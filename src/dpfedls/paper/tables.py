@@ -46,6 +46,7 @@ def make(item: str, options: Options) -> Item:
         read=partial(_earlier, places),
     )
     cells = [_over_seeds(line) for line in record.lines]
+    rows = list(dict.fromkeys(place.row for place in places))
     about = (
         f"Test accuracy in per cent, {_averaged(cells)}; the paper's in brackets, the best of a "
         "column bold."
@@ -58,7 +59,10 @@ def make(item: str, options: Options) -> Item:
         title=record.title(grid.title),
         sections=[
             about,
-            *(_section(name, grid, cells) for name in dict.fromkeys(c["variant"] for c in cells)),
+            *(
+                _section(name, grid, cells, rows)
+                for name in dict.fromkeys(cell["variant"] for cell in cells)
+            ),
         ],
         cells=cells,
         data={"lines": [{k: line[k] for k in (*LABELS, *CURVE)} for line in record.lines]},
@@ -136,11 +140,12 @@ def _epsilon(plan: PrivacyPlan, accountant: AccountantName) -> float | None:
         return None
 
 
-def _section(name: str, grid: Grid, cells: Cells) -> str:
+def _section(name: str, grid: Grid, cells: Cells, order: list[str]) -> str:
     """One variant: its table with noise and ε of every column, and what it comes to."""
     variant, columns = grid.variants[name], _columns([c for c in cells if c["variant"] == name])
     most = max(len(cell["seeds"]) for cell in cells)
-    rows = [[row] for row in dict.fromkeys(cell["row"] for column in columns for cell in column)]
+    shown = {cell["row"] for column in columns for cell in column}
+    rows = [[row] for row in order if row in shown]
     for column in columns:
         best = max(map(_mean, column)) if len(column) > 1 else None
         own = {cell["row"]: cell for cell in column}
