@@ -241,8 +241,9 @@ def _literature() -> list[str]:
         "Other plans by hand, with tanh:\n\n"
         + table("mnist-cnn, trials", [m for m in trials() if m in tried], (2.0,))
         + f"\n\n`python benchmarks/beyond.py trials --device cuda`; {_on('mnist-cnn, trials')}",
-        "With a linear model. The last line is ε alone: 25 steps of 0.05, quantile 0.8, and a "
-        "server rate of up to 20. In the others it is at most 2; the first was chosen before.\n\n"
+        "With a linear model. The last line is ε alone: 1,000 people a round, one pass of 0.025, "
+        "quantile 0.9, a server rate of up to 60. In the others it is at most 2, and a round had "
+        "500 people; the first was chosen before.\n\n"
         + table("mnist-logistic, steps", list(steps()), (1.0,))
         + f"\n\n`python benchmarks/beyond.py steps --seeds 1`; {_on('mnist-logistic, steps')}",
         *_tutorial(),

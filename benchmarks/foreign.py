@@ -24,6 +24,7 @@ from typing import Any
 import exponential_tasks
 import foreign_tasks
 import held_tasks
+import many_tasks
 import msgspec
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ WITH_TEST: dict[str, Any] = {"automatic with test": True}
 PAPER_CLIPS = (0.3, 1.0, 0.1, 3.0)
 
 TASKS = foreign_tasks.TASKS | held_tasks.TASKS | exponential_tasks.TASKS | unit_tasks.TASKS
+TASKS |= many_tasks.TASKS
 
 Settings = dict[str, Any]
 Row = dict[str, Any]
@@ -98,6 +100,8 @@ def _plain(result: dpfedls.Result) -> Settings:
         "rate": msgspec.to_builtins(recipe.server_rate),
         "learning_rate": recipe.local.learning_rate,
         "steps": recipe.local.steps,
+        "epochs": recipe.local.epochs,
+        "most_steps": recipe.local.most_steps,
         "retry_step": recipe.local.retry_step,
         "smoothing": True,
     }
@@ -116,6 +120,8 @@ def _given(people: int, epsilon: float, settings: Settings) -> dict[str, Any]:
         "plan": plan,
         "local": dpfedls.LocalSGD(
             steps=settings["steps"],
+            epochs=settings.get("epochs"),
+            most_steps=settings.get("most_steps"),
             batch_size=10,
             learning_rate=settings["learning_rate"],
             retry_step=settings.get("retry_step"),
@@ -143,6 +149,8 @@ def moves(people: int, start: Settings) -> list[Any]:
         return None if up == s["smoothing"] else s | {"smoothing": up}
 
     def steps(s: Settings, up: bool) -> Settings | None:
+        if s["steps"] is None:  # one pass over one's own samples
+            return None
         other = s["steps"] * 2 if up else s["steps"] // 2
         return s | {"steps": other} if 12 <= other <= 50 else None
 
