@@ -1,7 +1,7 @@
 """Filters and server optimisers with memory, in the automatic plan and in the paper's.
 
     python benchmarks/filters.py run                    all cells: runs what is missing
-    python benchmarks/filters.py table                  the tables of docs/results/beyond.md
+    python benchmarks/filters.py table                  the tables of docs/results/rules.md
 
 All of it is post-processing: every row of a column has the same plan, ε and seeds. What did not
 earn its place in the library is written out here. Every run is a line of

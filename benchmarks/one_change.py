@@ -3,7 +3,7 @@
     python benchmarks/one_change.py run lectures --change learning_rate=0.0125 --change steps=5
     python benchmarks/one_change.py run deep --epsilon 0.5 --seeds 8 --change schedule=root
     python benchmarks/one_change.py run many_people --seeds 2 --change present
-    python benchmarks/one_change.py table               the table of docs/results/beyond.md
+    python benchmarks/one_change.py table               the table of docs/results/rules.md
 
 Tasks are those of foreign_tasks.py, on validation and test samples together. Every run is a line of
 docs/results/one-change.jsonl: stop it and go on at will.

@@ -1,7 +1,7 @@
 """ε alone with and without the votes that find where learning stalls (``local.shorten``).
 
     python benchmarks/vote.py run lectures --epsilon 0.5 --seeds 2
-    python benchmarks/vote.py table                     the table of docs/results/beyond.md
+    python benchmarks/vote.py table                     the table of docs/results/rules.md
 
 Every run is a line of docs/results/vote.jsonl: stop it and go on at will.
 """

@@ -60,7 +60,7 @@ class LocalSGD(Component, frozen=True, tag=False):
 
     epochs: int | None = None
     steps: int | None = None
-    most_steps: int | None = None  # of the epochs
+    most_steps: int | None = None
     batch_size: int = 10
     learning_rate: float = 0.1
     decay: float = 1.0

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from torch import nn
 
 import dpfedls
-from dpfedls.auto.by_model import rates_for
-from dpfedls.auto.choices import LOCAL_FIELDS, plan_for
+from dpfedls.auto.by_model import ALL, rates_for
+from dpfedls.auto.choices import plan_for
 from dpfedls.auto.exponential import is_exponential
 from dpfedls.people.losses import cross_entropy
 from dpfedls.runs.fitting import ready
@@ -58,7 +58,7 @@ def test_an_exponential_is_known_by_how_the_slope_grows(name, samples):
     assert is_exponential(outputs, loss, targets) == (name in EXPONENTIAL)
 
 
-GIVEN = frozenset(LOCAL_FIELDS) - {"learning_rate"}
+GIVEN = ALL - {"learning_rate"}
 
 
 def fitted(loss, plan, **more):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
 
 import dpfedls
-from dpfedls.auto.by_model import rates_for
-from dpfedls.auto.choices import LOCAL_FIELDS, OPEN
+from dpfedls import InputError
+from dpfedls.auto.by_model import ALL, rates_for
+from dpfedls.auto.choices import OPEN
 from dpfedls.people.losses import cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
@@ -95,7 +98,7 @@ def fitted(noise, schedule="linear", loss=cross_entropy, given=(), rounds=400, m
     plan = replace(many_people(noise), rounds=rounds)
     return rates_for(
         plan, schedule, model or nn.Linear(12, 3), loss,
-        samples=samples, public=True, open_=frozenset(LOCAL_FIELDS) - set(given),
+        samples=samples, public=True, open_=ALL - set(given),
     )  # fmt: skip
 
 
@@ -130,6 +133,8 @@ def test_a_convolution_goes_half_as_far():
         (1.0, {"given": ["learning_rate"]}, (20.0, 0.05)),
         (1.0, {"given": ["shorten"]}, (20.0, 0.05)),  # as where a clip norm is given
         (5.0, {"given": ["learning_rate"]}, (2.0, 0.05)),
+        (1.0, {"given": ["server_rate"]}, (20.0, 0.05)),  # long steps of the server are not ours
+        (5.0, {"given": ["server_rate"], "rounds": 200}, (2.0, 0.05)),
         (5.0, {"rounds": 200}, (20.0, 0.00625)),  # in few rounds one pass each is too little
     ],
 )
@@ -140,7 +145,6 @@ def test_elsewhere_everybody_trains_as_long(noise, other, rates):
     assert f"at most {rates[0]:g}" in found.why["server_rate"]
     assert ("larger server rate" in found.why["local.learning_rate"]) == (rates[1] < 0.05)
     assert rates[1] / found.local["shorten"] == 0.05 / 16  # after a stall, the same everywhere
-    assert "local.steps" in found.why
     assert "local.epochs" not in found.why
 
 
@@ -162,6 +166,51 @@ def test_one_pass_is_what_the_recipe_says_and_what_is_given_stays():
     local = dpfedls.LocalSGD(steps=3)
     recipe, _, _ = asked(**given, local=local)
     assert recipe.local == local
+    # One pass goes with a server rate of up to 60: with rate 1 it would be far too short.
+    recipe, _, _ = asked(**given, server_rate=1.0)
+    assert (recipe.local.steps, recipe.local.learning_rate) == (25, 0.05)
+    assert recipe.server_rate == 1.0
+    assert "25" in recipe.chosen["local.steps"]
+    assert not {"local.epochs", "server_rate"} & set(recipe.chosen)
+
+
+def test_a_run_of_many_people_goes_on_where_auto_was_said(tmp_path):
+    x, y = torch.randn(9000, 4, generator=RNG), torch.zeros(9000, dtype=torch.long)
+    given = {"model": nn.Linear(4, 3), "epsilon": 8.0, "server_rate": "auto"}
+    given |= {
+        "clients": dpfedls.ClientData.from_arrays(x, y, range(9000)),
+        "folder": tmp_path / "r",
+    }
+
+    def stop(record):
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dpfedls.train(**given, watch=[stop])
+    began = recipes.read(str(tmp_path / "r" / "recipe.toml"))
+    going_on, _, _ = asked(**given)
+    assert (going_on.server_rate, going_on.local) == (began.server_rate, began.local)
+    assert going_on.chosen == began.chosen
+
+
+@pytest.mark.parametrize("setting", ["local.steps=10", "local.retry_step=0.5", "server_rate=1.0"])
+def test_what_is_set_over_an_open_recipe_is_kept(setting):
+    values = {"task": "synthetic-logistic", "calibrate": {"epsilon": 8.0}}
+    values["plan"] = {"num_clients": 9000}
+    still_open = recipes.encode(recipes.decode(values, "mine", []))
+    recipe = recipes.decode(tomllib.loads(still_open), "again", [setting])
+    made = ready(recipe, make_task(recipe.task, 60, SeededStreams(0)))
+    assert made.local.epochs is None
+    found = made.server_rate if setting.startswith("server") else made.local
+    assert setting.partition("=")[2] in str(found)
+    assert OPEN not in made.chosen.values()
+
+
+def test_a_limit_of_passes_alone_asks_for_passes():
+    values = {"task": "synthetic-logistic", "calibrate": {"epsilon": 8.0}}
+    with pytest.raises(InputError, match="give exactly one of them"):
+        recipes.decode(values | {"local": {"most_steps": 5}}, "mine", [])
 
 
 @pytest.mark.parametrize(

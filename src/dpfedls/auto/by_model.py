@@ -1,4 +1,4 @@
-"""What ``train(epsilon=…)`` chooses once it knows model and loss: rates, and what the norm follows.
+"""What ``train(epsilon=…)`` chooses once it knows model and loss: rates, norm, local training.
 
 Three kinds of loss: of scores, as cross-entropy is; with an exponential; and with the units of its
 targets, as a squared error is. No ε depends on any of it.
@@ -42,11 +42,14 @@ CLIP_FEW, CLIP_SOME, ENOUGH_RATE, SHORT = 0.95, 0.8, 1.0, 0.004
 OF_WEIGHTS, MORE = 0.5, 4 / 3
 
 
+ALL = LOCAL_FIELDS | {"server_rate"}
+
+
 class Fitted(NamedTuple):
     """What needs the model to be chosen."""
 
     server: ServerRate
-    local: dict[str, Any]  # of LOCAL_FIELDS; those left out stay as they are
+    local: dict[str, Any]  # fields of LocalSGD; those left out stay as they are
     clip_norm: AdaptiveClipping | None  # None: as the plan has it
     why: dict[str, str]
 
@@ -55,7 +58,7 @@ class _Known(NamedTuple):
     plan: PrivacyPlan
     rates: Rates
     source: str  # of the inputs that the model was tried on
-    open: frozenset[str]  # those of LOCAL_FIELDS that are to be chosen
+    open: frozenset[str]  # what is to be chosen: "server_rate", LOCAL_FIELDS
     most: float  # the usual limit of the server rate
     gathered: float  # noise in a weight at server rate 1 and clip norm 1
 
@@ -78,13 +81,13 @@ def rates_for(
     *,
     samples: Samples,
     public: bool,
-    open_: frozenset[str] = frozenset(LOCAL_FIELDS),
+    open_: frozenset[str] = ALL,
 ) -> Fitted:
     """Server rate and local training, by the model's answers to public or random inputs.
 
     ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
-    ``open_``: which fields of local training are to be chosen; to a learning rate that is given the
-    server rate keeps its usual limit.
+    ``open_``: which of ``ALL`` are to be chosen. Long steps of the server go with short trainings,
+    so neither is chosen where the other is given.
     """
     inputs, targets = samples if public else made_up(model, samples)
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
@@ -101,14 +104,14 @@ def _of_scores(known: _Known, noise: float) -> Fitted:
     most, little = known.most, little_noise(known.plan)
     limited = most > 1 and (little or most * known.gathered <= noise)  # by the rate, not by noise
     said = f"{noise:.2g}, the most that the model tolerates on {known.source}"
-    if limited and known.plan.rounds >= max(ROUNDS) and known.open >= set(LOCAL_FIELDS):
+    if limited and known.plan.rounds >= max(ROUNDS) and known.open >= ALL:
         most = PASS_RATE_OF_CONVOLUTIONS if known.rates.convolves else PASS_RATE
         return _one_pass(known, NoiseRate(noise=noise, at_most=most), said)
     local, why = _usual(known)
     shorten = SHORTEST
     if limited and little:
         most = MOST_RATE_FOR_MANY
-    elif limited and "learning_rate" in known.open:
+    elif limited and known.open >= {"server_rate", "learning_rate"}:
         most, shorten = MOST_RATE_FOR_MANY, SHORTEST / SHORTER
         local["learning_rate"] = steps = known.rates.learning / SHORTER
         length = f"1/{SHORTER:g} of steps that the model tolerates on {known.source}"
@@ -184,17 +187,9 @@ def _with_exponential(known: _Known) -> Fitted:
 
 
 def _usual(known: _Known) -> tuple[dict[str, Any], dict[str, str]]:
-    """Local training as it is where nothing asks for another, and why; votes are not among it."""
+    """The learning rate where nothing asks for another, and why."""
     steps = known.rates.learning
     why = _learning(steps, f"steps that the model tolerates on {known.source}")
-    why["local.steps"] = (
-        f"{LOCAL.steps}: as much work for everybody, whatever a person has; shorter trainings "
-        "learn less from as much noise, longer ones hardly more"
-    )
-    why["local.retry_step"] = (
-        "a client whose first step is too long for the clip norm, and whose loss does not halve, "
-        "trains again with shorter steps"
-    )
     return {"learning_rate": steps}, why
 
 

@@ -34,11 +34,16 @@ SCHEDULE: Schedule = "root"
 CLIP_LESS = 0.9
 
 OPEN = "to be chosen when the model is known"
-# Of local training, what depends on the model.
-LOCAL_FIELDS = ("steps", "epochs", "most_steps", "learning_rate", "retry_step", "shorten")
+# Of local training, what a model may change: only if all of it is ours, how long it is.
+LOCAL_FIELDS = frozenset({"steps", "learning_rate", "retry_step", "shorten"})
 WHY = {
-    **{f"local.{field}": OPEN for field in LOCAL_FIELDS},
+    "local.steps": "25: as much work for everybody, whatever a person has; shorter trainings learn "
+    "less from as much noise, longer ones hardly more",
     "local.batch_size": "10: the size with which the other choices were measured",
+    "local.learning_rate": OPEN,
+    "local.retry_step": "a client whose first step is too long for the clip norm, and whose loss "
+    "does not halve, trains again with shorter steps",
+    "local.shorten": OPEN,
     "denoiser": "smoothing along each axis of a tensor, with a strength estimated from past "
     "releases; none where neighbours are not similar",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",

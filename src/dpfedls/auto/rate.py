@@ -2,7 +2,7 @@
 
 What noise does depends on what it is multiplied with. So the model is asked: with noise of standard
 deviation ρ in every weight, how far do its outputs move? The inputs are public: the test samples,
-which the server holds anyway, or random ones. docs/results/beyond.md has the measurements.
+which the server holds anyway, or random ones. docs/results/rules.md has the measurements.
 """
 
 from __future__ import annotations

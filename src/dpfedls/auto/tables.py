@@ -39,14 +39,14 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(local, dict):
         usual = msgspec.to_builtins(LOCAL)
         given |= {f"local.{key}" for key in local}
-        if "epochs" in local:  # steps say how long a client trains, too
+        if "epochs" in local or "most_steps" in local:  # steps say how long a client trains, too
             del usual["steps"]
             given.add("local.steps")
         if "epochs" in local or "steps" in local:
             # It is made for 25 steps: few of 0.3 clip norms all end inside the ball, and the norm
             # that follows them falls to nothing.
             del usual["retry_step"]
-            given |= {"local.steps", "local.epochs", "local.most_steps", "local.retry_step"}
+            given.add("local.retry_step")
         if "clip_norm" in plan:  # votes need one that adapts
             given.add("local.shorten")
         tables["local"] = usual | local

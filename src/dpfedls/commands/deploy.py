@@ -56,7 +56,7 @@ def init(
     chosen = _with_rates(asked)
     if chosen != asked:
         print(
-            "dpfedls: server_rate and local.learning_rate were chosen for the model of "
+            "dpfedls: server_rate and [local] were chosen for the model of "
             f"{recipe!r}; with another model give them yourself in recipe.toml, or take them from "
             "the recipe.toml of a run that dpfedls.train made with that model",
             file=sys.stderr,
@@ -133,7 +133,7 @@ def node(context: typer.Context) -> None:
 
 
 def _with_rates(recipe: Recipe) -> Recipe:
-    """The recipe with the rates that it leaves to us, which need its model."""
+    """The recipe with the rates and trainings that it leaves to us, which need its model."""
     from dpfedls.randomness import SeededStreams
     from dpfedls.runs.fitting import is_open, ready
     from dpfedls.tasks.task import make_task

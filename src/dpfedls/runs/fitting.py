@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dpfedls.auto.by_model import rates_for
+from dpfedls.auto.by_model import ALL, rates_for
 from dpfedls.auto.choices import LOCAL_FIELDS, OPEN
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, someone
@@ -19,7 +19,7 @@ def is_open(recipe: Recipe) -> bool:
 
 
 def ready(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe with its noise, and rates that fit the model and public inputs; itself if it has.
+    """The recipe with its noise, and what fits the model and public inputs; itself if it has.
 
     Of people's samples the shape alone is looked at, which all of them have in common.
     """
@@ -28,7 +28,8 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     if not is_open(recipe):
         return recipe
     check_model(task.model)
-    open_ = frozenset(f for f in LOCAL_FIELDS if recipe.chosen.get(f"local.{f}") == OPEN)
+    ours = frozenset(field for field in LOCAL_FIELDS if f"local.{field}" in recipe.chosen)
+    open_ = ours | ({"server_rate"} if recipe.server_rate == "auto" else frozenset())
     known = (recipe.plan, recipe.schedule, task.model, task.loss)
     if task.test is None:
         if isinstance(task.data, LazyClients):
@@ -40,15 +41,20 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     else:
         check_samples(task.model, task.test, "test", task.loss)
         rates = rates_for(*known, samples=task.test, public=True, open_=open_)
-    why = {key: line for key, line in rates.why.items() if key in recipe.chosen}
-    local = {field: value for field, value in rates.local.items() if field in open_}
+    local, why = rates.local, rates.why
+    if not open_ >= ALL:  # what is given stays
+        local = {field: value for field, value in local.items() if field in open_}
+        kept = {"plan.clip_norm", *open_, *(f"local.{field}" for field in open_)}
+        why = {key: line for key, line in why.items() if key in kept}
     recipe = replace(recipe, local=replace(recipe.local, **local))
     if recipe.server_rate == "auto":
         recipe = replace(recipe, server_rate=rates.server)
-        why["server_rate"] = rates.why["server_rate"]
     if rates.clip_norm is not None and "plan.clip_norm" in recipe.chosen:
         # Noise and ε are the same for every quantile, so the plan may still change here.
         recipe = replace(recipe, plan=replace(recipe.plan, clip_norm=rates.clip_norm))
-    # What is still open needs no choice: a training by steps has no epochs.
-    chosen = {key: line for key, line in (recipe.chosen | why).items() if line != OPEN}
+    else:
+        why = {key: line for key, line in why.items() if key != "plan.clip_norm"}
+    chosen = recipe.chosen | why
+    if recipe.local.steps is None:  # it has epochs instead
+        chosen = {key: line for key, line in chosen.items() if key != "local.steps"}
     return replace(recipe, chosen=chosen)

@@ -272,6 +272,9 @@ def decode(values: dict[str, Any], source: str, settings: list[str]) -> Recipe:
             values.pop("calibrate", None)
         elif setting.startswith("calibrate.epsilon=") and isinstance(values.get("plan"), dict):
             values["plan"].pop("noise_multiplier", None)
+        # What is given now is not our choice any more.
+        if isinstance(values.get("chosen"), dict):
+            values["chosen"].pop(setting.partition("=")[0], None)
     _name_registered(values)
     _name_files(values, Path())
     values = filled(values)

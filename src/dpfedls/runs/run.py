@@ -213,8 +213,8 @@ def server_for(recipe: Recipe, model: nn.Module, denoiser: AnyCallable) -> Serve
     if recipe.server_rate == "auto":
         raise InputError(
             'server_rate = "auto" is chosen from model and samples, and the server of a federation '
-            "holds no samples; give a number, or take it from the recipe.toml of a run that "
-            "dpfedls run or dpfedls.train made with this model"
+            "holds no samples; give a number, or take it, and [local], from the recipe.toml of a "
+            "run that dpfedls run or dpfedls.train made with this model"
         )
     ledger = MemoryLedger(recipe.plan, recipe.budget)
     server = Server(

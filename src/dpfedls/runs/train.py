@@ -157,6 +157,8 @@ def asked(
         clients, model, test, loss=loss, metrics={} if metrics is None else metrics,
         test_from=test_from,
     )  # fmt: skip
+    if server_rate == "auto" and epsilon is not None:
+        server_rate = None  # the same thing; and what was chosen in a folder goes on
     if local is not None and not isinstance(local, LocalSGD):
         raise InputError(
             f"local is {own.name_of(local)}, not dpfedls.LocalSGD; clients take plain SGD steps, "
