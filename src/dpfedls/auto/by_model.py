@@ -28,8 +28,8 @@ MOST_RATE_FOR_MANY = 20.0
 SHORTER, SHORTEST = 8.0, 16.0
 # And if there are rounds enough, one pass of everybody over their own samples does better than 25
 # short steps: by one to four points on tables and MNIST with 5,000 to 100,000 people; in 100 rounds
-# it loses two. At 40 tables lose a point, at 80 six layers do. A convolution's weights act at every
-# position, so that its steps are longer: at 60 it loses one, too.
+# it loses two. The limit of the server rate: with 40 tables lose a point, with 80 six layers do. A
+# convolution's weights act at every position, which makes its steps longer: with 60 it loses, too.
 PASS_SHORTER, PASS_RATE, PASS_RATE_OF_CONVOLUTIONS = 2.0, 60.0, 30.0
 # Where the loss has an exponential (auto.exponential). Of 0.8, 0.9 and 0.95 the last is best; but
 # with noise that leaves a server rate below 1 the norm is not found in time, and the first is.
@@ -41,8 +41,7 @@ CLIP_FEW, CLIP_SOME, ENOUGH_RATE, SHORT = 0.95, 0.8, 1.0, 0.004
 # one longer, and the norm follows. A linear model has no such limit, and prices ask for long ones.
 OF_WEIGHTS, MORE = 0.5, 4 / 3
 
-
-ALL = LOCAL_FIELDS | {"server_rate"}
+ALL = LOCAL_FIELDS | {"server_rate"}  # what may be left to us
 
 
 class Fitted(NamedTuple):
@@ -58,7 +57,7 @@ class _Known(NamedTuple):
     plan: PrivacyPlan
     rates: Rates
     source: str  # of the inputs that the model was tried on
-    open: frozenset[str]  # what is to be chosen: "server_rate", LOCAL_FIELDS
+    open: frozenset[str]  # what of ALL is left to us
     most: float  # the usual limit of the server rate
     gathered: float  # noise in a weight at server rate 1 and clip norm 1
 
