@@ -162,6 +162,23 @@ def test_a_table_of_what_is_finished_trains_nothing_and_says_what_is_missing(toy
     assert "--finished`" in text
 
 
+def test_rows_stand_as_in_the_paper_whichever_cell_was_made_first(toy, tmp_path):
+    """The first column lacks σ = 1 here, which a later one has."""
+    raw = json.loads((toy[0] / "table2.json").read_text())
+    first = raw["cells"][0]["part"]
+    left = [
+        i for i, cell in enumerate(raw["cells"]) if (cell["part"], cell["row"]) != (first, "σ = 1")
+    ]
+    raw["cells"] = [raw["cells"][i] for i in left]
+    raw["data"]["lines"] = [raw["data"]["lines"][i] for i in left]
+    (tmp_path / "table2.json").write_text(json.dumps(raw))
+    tables.table2(Options(tmp_path, seeds=2, settings=TOY, finished=True))
+    text = (tmp_path / "table2.md").read_text()
+    rows = [line.split(" |")[0] for line in text.splitlines() if line.startswith("| σ = ")]
+    assert rows[:4] == sorted(rows[:4])
+    assert len(set(rows)) == 4
+
+
 def test_epsilon_under_both_conventions():
     """Section 1 of the paper's accounting: Table 3, z = 1.5, uniform: 5.23 printed, more added."""
     place = next(grids.places("table3", grids.read("table3", Grid)))

@@ -194,6 +194,7 @@ def trained(norm, **settings):
         ({"steps": 2, "retry_step": 0.3}, "use steps = 4 or more, or leave retry_step out"),
         ({"epochs": 3, "retry_step": 0.3}, "use epochs = 4 or more"),
         ({"steps": 2, "retry_step": 0.5}, "use steps = 3 or more"),
+        ({"epochs": 9, "most_steps": 2, "retry_step": 0.3}, "use most_steps = 4 or more"),
     ],
 )
 def test_steps_that_all_end_inside_the_ball_are_refused_where_the_norm_follows(settings, mend):

@@ -184,7 +184,8 @@ def _require_reach(local: LocalSGD) -> None:
     Where everybody trains again, each step is about ``retry_step`` clip norms long, whatever the
     norm is. Whoever trains by epochs has at least one batch in each.
     """
-    kind, fewest = ("steps", local.steps) if local.steps else ("epochs", local.epochs or 0)
+    given = {kind: getattr(local, kind) for kind in ("steps", "epochs", "most_steps")}
+    fewest, kind = min((count, kind) for kind, count in given.items() if count)
     if local.retry_step is None or fewest * local.retry_step > 1:
         return
     enough = math.floor(1 / local.retry_step) + 1
