@@ -53,9 +53,10 @@ class LocalSGD(Component, frozen=True, tag=False):
     faster on a GPU; weights, steps and updates stay in float32. With ``retry_step`` a client whose
     first step is longer than that share of the clip norm trains again with gradients so scaled that
     it is not, unless its loss halves; and again while it grows (``people.steps.following``). With
-    ``shorten`` cohorts vote, in the coordinate that an adaptive clip norm has, on whether the model
-    still improves; once it does not, the learning rate is divided by it and the limit of the server
-    rate multiplied (``privacy.stall``).
+    ``overshoot`` so does one whose first step would, by its gradient, take away more than so many
+    times its loss. With ``shorten`` cohorts vote, in the coordinate that an adaptive clip norm has,
+    on whether the model still improves; once it does not, the learning rate is divided by it and
+    the limit of the server rate multiplied (``privacy.stall``).
     """
 
     epochs: int | None = None
@@ -68,6 +69,7 @@ class LocalSGD(Component, frozen=True, tag=False):
     projection: Literal["step", "final"] = "step"
     precision: Literal["float32", "bfloat16"] = "float32"
     retry_step: float | None = None  # share of the clip norm, above 1 ÷ steps if that adapts
+    overshoot: float | None = None  # losses that a first step may promise to take away
     shorten: float | None = None  # trainings by this, once cohorts vote that learning stalls
 
     def __post_init__(self) -> None:
@@ -90,8 +92,21 @@ class LocalSGD(Component, frozen=True, tag=False):
         require_not_negative("local.weight_decay", self.weight_decay, "0 switches it off")
         if self.retry_step is not None:
             require_finite("local.retry_step", self.retry_step, "0.3 suits 25 steps")
+        if self.overshoot is not None:
+            require_finite("local.overshoot", self.overshoot, "no step takes away more than 1")
+            if self.retry_step is not None:
+                raise InputError(
+                    f"local.overshoot = {self.overshoot:g} and local.retry_step = "
+                    f"{self.retry_step:g} both say when a client trains again; leave one of them "
+                    "out: the first suits a few steps, the second about 25"
+                )
         if self.shorten is not None:
             require_finite("local.shorten", self.shorten, "16 divides the learning rate by 16")
+
+    @property
+    def retries(self) -> bool:
+        """Whether a client may train again."""
+        return self.retry_step is not None or self.overshoot is not None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -90,7 +90,7 @@ def test_other_losses_have_the_choices_that_they_had(name, people, monkeypatch):
 def test_it_clips_few_and_trains_as_briefly_as_the_server_can_make_up_for(
     people, epsilon, quantile, rate, learning
 ):
-    plan, _ = plan_for(people, epsilon)
+    plan, _ = plan_for(people, epsilon, rounds_help=False)
     squared, counts = fitted(OTHERS["fourth power"], plan), fitted(poisson, plan)
     usual = fitted(poisson, plan, open_=GIVEN)
     assert counts.clip_norm == dpfedls.AdaptiveClipping(quantile=quantile)

@@ -35,6 +35,10 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - targets).square().mean(dim=1)
 
 
+def squared_to_one(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs[:, 0] - targets).square()
+
+
 def test_a_regression_is_learned_in_any_unit():
     clients, test = people(1e6)
     torch.manual_seed(0)
@@ -70,6 +74,44 @@ def test_a_classifier_learns_from_inputs_in_large_units():
     assert float((found == y[200:].flatten()).float().mean()) > 0.8
 
 
+def test_a_classifier_of_many_people_learns_from_inputs_in_large_units():
+    """0.90; by one pass of each, as where the inputs are known to have unit scale, 0.38."""
+    rng = torch.Generator().manual_seed(5)
+    x = torch.randn(5100, 3, 8, generator=rng)
+    y = (x @ torch.randn(8, 3, generator=rng)).argmax(dim=2)
+    x = 100 * x + 200
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    people = dpfedls.ClientData.from_arrays(
+        x[:5000].flatten(0, 1), y[:5000].flatten(), torch.arange(5000).repeat_interleave(3)
+    )
+    result = dpfedls.train(model=model, clients=people, epsilon=4.0)
+    assert result.recipe.local.overshoot is not None
+    found = result.model(x[5000:].flatten(0, 1)).argmax(dim=1)
+    assert float((found == y[5000:].flatten()).float().mean()) > 0.8
+
+
+def test_more_rounds_are_not_taken_where_the_loss_has_an_exponential():
+    """A plan for the same promise; by the other one the loss of `spread` is five times as large."""
+    x, y = torch.randn(500, 2, 12, generator=RNG), torch.zeros(500, 2)
+    given = {"model": nn.Linear(12, 1), "clients": list(zip(x, y, strict=True)), "epsilon": 8.0}
+
+    def counts(outputs, targets):
+        return outputs[:, 0].exp() - targets * outputs[:, 0]
+
+    usual, _, _ = asked(**given, loss=squared_to_one)
+    recipe, _, _ = asked(**given, loss=counts)
+    assert (usual.plan.rounds, recipe.plan.rounds) == (400, 100)
+    assert 7.9 < recipe.plan.epsilon() <= usual.plan.epsilon() <= 8.0
+    assert recipe.chosen["plan.rounds"].startswith("100")
+    values = {"task": "synthetic-logistic", "calibrate": {"epsilon": 8.0}}
+    values["plan"] = {"num_clients": 500, "clip_norm": 0.3}
+    told = recipes.decode(values, "mine", [])
+    made = ready(told, dpfedls.Task(given["clients"], given["model"], None, loss=counts))
+    assert (made.plan.rounds, made.plan.clip_norm) == (100, 0.3)
+    assert made.plan.epsilon() <= 8.0
+
+
 def test_a_falling_rate_starts_higher_than_a_constant_one():
     """So that it goes as far; noise may ask for less."""
     x, y = torch.randn(3000, 1, 12, generator=RNG), torch.zeros(3000, 1, dtype=torch.long)
@@ -93,12 +135,14 @@ def many_people(noise):
     )
 
 
-def fitted(noise, schedule="linear", loss=cross_entropy, given=(), rounds=400, model=None):
+def fitted(
+    noise, schedule="linear", loss=cross_entropy, given=(), rounds=400, model=None, public=True
+):
     samples = torch.randn(9, 12, generator=RNG), torch.zeros(9, dtype=torch.long)
     plan = replace(many_people(noise), rounds=rounds)
     return rates_for(
         plan, schedule, model or nn.Linear(12, 3), loss,
-        samples=samples, public=True, open_=ALL - set(given),
+        samples=samples, public=public, open_=ALL - set(given),
     )  # fmt: skip
 
 
@@ -115,6 +159,27 @@ def test_where_the_largest_rate_is_the_limit_people_go_once_through_their_sample
     assert "at most 60" in found.why["server_rate"]
 
 
+THREE_PASSES = dpfedls.LocalSGD(epochs=3, most_steps=25, learning_rate=0.05, overshoot=8.0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "public"),
+    [
+        (1.0, False),  # nobody knows the units of the inputs: one pass would not notice large ones
+        (10.0, True),  # noise is the limit, and not the largest rate
+        (20.0, False),
+    ],
+)
+def test_with_some_noise_or_unknown_inputs_people_go_three_times_through_their_samples(
+    noise, public
+):
+    found = fitted(noise, public=public)
+    assert found.server == NoiseRate(noise=0.16, at_most=10.0)
+    assert dpfedls.LocalSGD(**found.local) == THREE_PASSES
+    assert "large units" in found.why["local.overshoot"]
+    assert "at most 10" in found.why["server_rate"]
+
+
 def test_a_convolution_goes_half_as_far():
     """Its weights act at every position: tanh at ε = 4 has 95.7 instead of 94.1 % on MNIST."""
     model = nn.Sequential(
@@ -128,8 +193,8 @@ def test_a_convolution_goes_half_as_far():
 @pytest.mark.parametrize(
     ("noise", "other", "rates"),
     [
-        (10.0, {}, (2.0, 0.05)),  # noise is the limit, and not the largest rate
-        (1.0, {"schedule": "constant"}, (1.0, 0.05)),
+        (30.0, {}, (2.0, 0.05)),  # noise of 0.7 in a weight: few passes would learn too little
+        (30.0, {"schedule": "constant"}, (1.0, 0.05)),
         (1.0, {"given": ["learning_rate"]}, (20.0, 0.05)),
         (1.0, {"given": ["shorten"]}, (20.0, 0.05)),  # as where a clip norm is given
         (5.0, {"given": ["learning_rate"]}, (2.0, 0.05)),
@@ -155,10 +220,12 @@ def test_a_loss_of_ones_own_keeps_its_limit(noise):
     assert own <= 2.0
 
 
-def test_one_pass_is_what_the_recipe_says_and_what_is_given_stays():
+def test_passes_are_what_the_recipe_says_and_what_is_given_stays():
     x, y = torch.randn(9000, 2, 12, generator=RNG), torch.zeros(9000, 2, dtype=torch.long)
     given = {"model": nn.Linear(12, 3), "clients": list(zip(x, y, strict=True)), "epsilon": 8.0}
     recipe, _, _ = asked(**given)
+    assert recipe.local == THREE_PASSES
+    recipe, _, _ = asked(**given, test=(x[0], y[0]))
     assert (recipe.local.epochs, recipe.local.steps, recipe.local.most_steps) == (1, None, 25)
     assert {"local.epochs", "local.most_steps"} < set(recipe.chosen)
     assert OPEN not in recipe.chosen.values()

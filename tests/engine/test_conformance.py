@@ -327,7 +327,7 @@ SETTINGS = {
     "final": LocalSGD(epochs=2, batch_size=4, learning_rate=0.1, decay=0.5, weight_decay=0.1,
                       projection="final"),
     "steps": LocalSGD(steps=5, batch_size=3, learning_rate=0.3, weight_decay=0.01, retry_step=0.1),
-    "one batch": LocalSGD(epochs=2, batch_size=50, learning_rate=0.3),
+    "one batch": LocalSGD(epochs=2, batch_size=50, learning_rate=0.3, overshoot=0.1),
 }  # fmt: skip
 
 

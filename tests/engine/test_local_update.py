@@ -92,6 +92,42 @@ def test_steps_too_long_for_the_inputs_units_are_tried_again_shorter(in_large_un
         assert loss < 0.4
 
 
+def test_a_first_step_that_overshoots_is_made_to_take_away_no_more_than_the_loss(in_large_units):
+    """In every engine; by hand from the first gradient, of which three steps go on."""
+    model, data = in_large_units
+    settings = LocalSGD(epochs=1, batch_size=40, learning_rate=0.05, overshoot=8.0)
+    looped, params = built(LoopedUpdate, model, data, settings)
+    made = looped(params, CLIENTS[:2], 0, key=0, radius=1e6)
+    for j, moved in enumerate(made):
+        x, y = data.client(j)
+        loss = cross_entropy(model(x), y).mean()
+        gradient = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
+        )
+        assert float(0.05 * gradient.square().sum() / loss.detach()) > 8
+        expected = -gradient * loss.detach() / gradient.square().sum()
+        torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-9)
+    settings = replace(settings, epochs=3, batch_size=10)
+    looped, _ = built(LoopedUpdate, model, data, settings)
+    vmapped, _ = built(VmappedUpdate, model, data, settings)
+    compiled = choose(model, data, settings, engine="compiled").update
+    expected = looped(params, CLIENTS[:3], 0, key=0, radius=1.0)
+    for update in (vmapped, compiled):
+        found = update(params, CLIENTS[:3], 0, key=0, radius=1.0)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_whoever_does_not_overshoot_trains_once(in_large_units):
+    model, data = in_large_units
+    data = ClientData(data.features / 500, data.targets, data.starts, data.sizes)
+    settings = LocalSGD(epochs=3, batch_size=10, learning_rate=0.05)
+    for kind in (LoopedUpdate, VmappedUpdate):
+        once, params = built(kind, model, data, settings)
+        again, _ = built(kind, model, data, replace(settings, overshoot=8.0))
+        first, second = (update(params, CLIENTS[:3], 0, 0, 1.0) for update in (once, again))
+        assert torch.equal(first, second)
+
+
 def test_whoever_learns_from_a_long_step_or_takes_a_short_one_does_not_train_again(in_large_units):
     model, data = in_large_units
     settings = LocalSGD(steps=5, batch_size=10, learning_rate=0.05)
@@ -212,6 +248,8 @@ def test_projection_moves_only_what_is_outside():
         ({"learning_rate": -1.0}, r"local\.learning_rate must be a finite number > 0"),
         ({"decay": 1.5}, r"local\.decay must be in"),
         ({"weight_decay": -0.1}, r"local\.weight_decay must be a finite number >= 0"),
+        ({"overshoot": 0.0}, r"local\.overshoot must be a finite number > 0"),
+        ({"overshoot": 8.0, "retry_step": 0.3}, "both say when a client trains again"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes, message):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from dpfedls.auto.choices import LOCAL, LOCAL_FIELDS
-from dpfedls.auto.planner import MOST_RATE, ROUNDS, little_noise
+from dpfedls.auto.planner import MOST_RATE, ROUNDS, at_the_limit, little_noise
 from dpfedls.auto.rate import IN_CLIP_NORMS, IN_CLIP_NORMS_OF_NETWORK, Rates, made_up, rates_on
 from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input
@@ -31,6 +31,12 @@ SHORTER, SHORTEST = 8.0, 16.0
 # it loses two. The limit of the server rate: with 40 tables lose a point, with 80 six layers do. A
 # convolution's weights act at every position, which makes its steps longer: with 60 it loses, too.
 PASS_SHORTER, PASS_RATE, PASS_RATE_OF_CONVOLUTIONS = 2.0, 60.0, 30.0
+# With more noise, and where nobody knows the units of the inputs, three passes: they learn more
+# from as much noise than one, take people less apart than 25 steps, and a client can tell whether
+# its steps are too long. The limits: of noise, above which 25 steps are better; of the server rate
+# (with 20 images in bytes are lost); of what a first step may promise to take away (with 30 raw
+# tables are lost, with 1 people with one or two samples learn less).
+PASSES, PASSES_NOISE, PASSES_RATE, OVERSHOOT = 3, 0.5, 10.0, 8.0
 # Where the loss has an exponential (auto.exponential). Of 0.8, 0.9 and 0.95 the last is best; but
 # with noise that leaves a server rate below 1 the norm is not found in time, and the first is.
 # The learning rate times the server rate is at most 0.004, so trainings are as short as the
@@ -51,15 +57,21 @@ class Fitted(NamedTuple):
     local: dict[str, Any]  # fields of LocalSGD; those left out stay as they are
     clip_norm: AdaptiveClipping | None  # None: as the plan has it
     why: dict[str, str]
+    rounds_help: bool = True  # False: a plan of fewer rounds is better, if there is one
 
 
 class _Known(NamedTuple):
     plan: PrivacyPlan
     rates: Rates
-    source: str  # of the inputs that the model was tried on
+    public: bool  # whether the inputs that the model was tried on are the server's own
     open: frozenset[str]  # what of ALL is left to us
     most: float  # the usual limit of the server rate
     gathered: float  # noise in a weight at server rate 1 and clip norm 1
+
+    @property
+    def source(self) -> str:
+        """Of the inputs that the model was tried on."""
+        return "the test inputs" if self.public else "random inputs of unit scale"
 
     @property
     def adapts(self) -> AdaptiveClipping | None:
@@ -90,9 +102,8 @@ def rates_for(
     """
     inputs, targets = samples if public else made_up(model, samples)
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
-    source = "the test inputs" if public else "random inputs of unit scale"
     gathered = noise_gathered(schedule, plan, 1.0)
-    known = _Known(plan, rates, source, open_, MOST_RATE[schedule], gathered)
+    known = _Known(plan, rates, public, open_, MOST_RATE[schedule], gathered)
     if rates.noise is not None:
         return _of_scores(known, rates.noise)
     return _with_exponential(known) if rates.exponential else _with_units(known)
@@ -103,9 +114,13 @@ def _of_scores(known: _Known, noise: float) -> Fitted:
     most, little = known.most, little_noise(known.plan)
     limited = most > 1 and (little or most * known.gathered <= noise)  # by the rate, not by noise
     said = f"{noise:.2g}, the most that the model tolerates on {known.source}"
-    if limited and known.plan.rounds >= max(ROUNDS) and known.open >= ALL:
-        most = PASS_RATE_OF_CONVOLUTIONS if known.rates.convolves else PASS_RATE
-        return _one_pass(known, NoiseRate(noise=noise, at_most=most), said)
+    convolves = known.rates.convolves
+    if known.plan.rounds >= max(ROUNDS) and known.open >= ALL:
+        if limited and (known.public or convolves):
+            most = PASS_RATE_OF_CONVOLUTIONS if convolves else PASS_RATE
+            return _one_pass(known, NoiseRate(noise=noise, at_most=most), said)
+        if at_the_limit(known.plan) <= PASSES_NOISE and not convolves:
+            return _few_passes(known, NoiseRate(noise=noise, at_most=PASSES_RATE), said)
     local, why = _usual(known)
     shorten = SHORTEST
     if limited and little:
@@ -133,6 +148,22 @@ def _one_pass(known: _Known, server: NoiseRate, noise: str) -> Fitted:
     local |= {"retry_step": None, "shorten": None}
     why |= _server(noise, server.at_most) | _learning(steps, length) | _votes(None)
     return Fitted(server, local, None, why)
+
+
+def _few_passes(known: _Known, server: NoiseRate, noise: str) -> Fitted:
+    """Some noise: trainings that are long enough to learn, and too short to take people apart."""
+    local, why = _usual(known)
+    local |= {"steps": None, "epochs": PASSES, "most_steps": LOCAL.steps}
+    local |= {"retry_step": None, "overshoot": OVERSHOOT, "shorten": None}
+    why |= {
+        "local.epochs": f"{PASSES}: so many passes over one's own samples, and a larger server "
+        "rate: with this noise and these rounds longer trainings take people apart",
+        "local.most_steps": f"{LOCAL.steps}: so that a person with very many samples does no more",
+        "local.retry_step": "none: it is for 25 steps",
+        "local.overshoot": f"{OVERSHOOT:g}: a client whose first step would take away so "
+        "many times its loss has inputs in large units, and trains again with shorter steps",
+    }
+    return Fitted(server, local, None, why | _server(noise, server.at_most) | _votes(None))
 
 
 def _with_units(known: _Known) -> Fitted:
@@ -182,7 +213,7 @@ def _with_exponential(known: _Known) -> Fitted:
         why |= _learning(steps, length)
     local["shorten"] = None if short else SHORTEST
     why |= _server(f"{IN_CLIP_NORMS:g} clip norms in the whole run", most)
-    return Fitted(server, local, clip_norm, why | _votes(local["shorten"]))
+    return Fitted(server, local, clip_norm, why | _votes(local["shorten"]), rounds_help=False)
 
 
 def _usual(known: _Known) -> tuple[dict[str, Any], dict[str, str]]:

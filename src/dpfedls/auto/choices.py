@@ -51,11 +51,18 @@ WHY = {
 
 
 def plan_for(
-    num_clients: int, epsilon: float, delta: float | None = None, rounds: int | None = None
+    num_clients: int,
+    epsilon: float,
+    delta: float | None = None,
+    rounds: int | None = None,
+    rounds_help: bool = True,
 ) -> tuple[PrivacyPlan, dict[str, str]]:
-    """The plan for a promise, and why it is that one."""
+    """The plan for a promise, and why it is that one.
+
+    More rounds do not help where the loss has an exponential, which only the model's loss tells.
+    """
     counts = ROUNDS if rounds is None else [rounds]
-    row = choose_plan(candidates(num_clients, epsilon, delta, rounds=counts))
+    row = choose_plan(candidates(num_clients, epsilon, delta, rounds=counts), rounds_help)
     needed = people_needed(epsilon, row, delta)
     if needed > num_clients:
         many = f"about {needed}" if needed < MANY else "more than a million"
@@ -68,7 +75,7 @@ def plan_for(
         plan = replace(plan, clip_norm=AdaptiveClipping(quantile=CLIP_LESS))
         norm = f"a length that {CLIP_LESS:.0%} of the updates do not reach: there is little noise"
     over = f"{100 * (row.waste - 1):.0f} % above the least possible at this ε"
-    if row.waste > ENOUGH and row.enough:
+    if row.waste > ENOUGH and row.enough():
         over = "so little that less would not be noticed"
     each = row.client_rounds / num_clients
     return plan, {

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpfedls.local_sgd import Update, schedule
 from dpfedls.parameters import Updates, Vector
 from dpfedls.people.losses import require_one_loss_per_sample
-from dpfedls.people.steps import TRAININGS, following, lengths, project
+from dpfedls.people.steps import TRAININGS, Seen, following, lengths, project
 from dpfedls.sampling import Indices
 
 
@@ -70,6 +70,5 @@ class LoopedUpdate(Update):
                 first = lengths([(weights - params)[None]])
             if self.local.projection == "step" and radius < math.inf:
                 project([weights[None]], [params], radius)
-        most = radius * (self.local.retry_step or math.inf)
-        risen = torch.stack(means).mean() / means[0]
-        return weights - params, following(share, risen, first, most)
+        seen = Seen.of(torch.stack(means).mean(), means[0], first, rate)
+        return weights - params, following(share, seen, self.local, radius)

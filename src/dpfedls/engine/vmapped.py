@@ -28,7 +28,7 @@ from dpfedls.parameters import Updates, Vector
 from dpfedls.people.calling import call_with
 from dpfedls.people.losses import cross_entropy, require_one_loss_per_sample
 from dpfedls.people.precision import to_precision
-from dpfedls.people.steps import TRAININGS, following, lengths, project
+from dpfedls.people.steps import TRAININGS, Seen, following, lengths, project
 from dpfedls.sampling import Indices
 
 
@@ -101,14 +101,13 @@ class VmappedUpdate(Update):
             places = torch.from_numpy(np.concatenate(rows)).to(params.device)
             padded = [bool((batch < 0).any()) for batch in rows]
             batches = list(zip(places.split([*map(len, rows)]), padded, strict=True))
-            if self.local.retry_step is not None:  # measured, so never a replay
+            if self.local.retries:  # measured, so never a replay
                 step(*batches.pop(0), begins=True)
             self._run(step, batches)
         updates = [(w - c).reshape(clients, -1) for w, c in zip(weights, centre, strict=True)]
         counts = np.repeat([g.shape[1] for g in groups], [len(g) for g in groups])
-        risen = total / torch.from_numpy(counts).to(total) / began
-        most = radius * (self.local.retry_step or math.inf)
-        return torch.cat(updates, dim=1), following(share, risen, first, most)
+        seen = Seen.of(total / torch.from_numpy(counts).to(total), began, first, rate)
+        return torch.cat(updates, dim=1), following(share, seen, self.local, radius)
 
     @cached_property
     def _run(self) -> Callable[[Step, Sequence[Batch]], None]:

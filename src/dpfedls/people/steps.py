@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from dpfedls.local_sgd import LocalSGD
 
 
 def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
@@ -25,18 +30,40 @@ def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
 TRAININGS = 6  # of one client in a round, at most
 
 
-def following(share: Tensor, risen: Tensor, first: Tensor, most: float) -> Tensor:
+class Seen(NamedTuple):
+    """What a client has seen of its own training; one entry per client."""
+
+    risen: Tensor  # the mean loss of its batches, each before its step, by the loss of the first
+    first: Tensor  # how long its first step was
+    promised: Tensor  # what that step would take away, by the gradient, in losses of the batch
+
+    @classmethod
+    def of(cls, mean: Tensor, began: Tensor, first: Tensor, rate: float) -> Seen:
+        """By the mean loss and that of the first batch, each before its step."""
+        return cls(mean / began, first, first.square() / (rate * began))
+
+
+def following(share: Tensor, seen: Seen, local: LocalSGD, radius: float) -> Tensor:
     """What to multiply a client's gradients by when it trains again; as before where it need not.
 
-    ``risen`` is the mean loss of its batches, each before its step, by the loss of the first. After
-    a usual training (share 1) a client need not if that is at most a half, or if its first step is
-    at most ``most``. Where inputs have large units a step throws away what the step before it
-    learned: the loss stays, and all that is left is projected. Somebody with one sample takes a
-    step as long, and has learned it. Where even a short first step makes the next ones longer, as a
-    squared loss may, the loss grows fourfold: then again with an eighth of the gradients.
+    Where inputs have large units a step throws away what the step before it learned. Two rules find
+    that after a usual training (share 1). By ``retry_step``: the first step is longer than that
+    share of the clip norm, and the loss has not halved. Somebody with one sample takes a step as
+    long, and has learned it. By ``overshoot``, which serves a few steps too: the first step would
+    take away more than so many times the loss, if the loss went on falling as it begins to. Then it
+    is made to take away all of the loss and no more. Afterwards steps may still grow, as with a
+    squared loss: the loss grows fourfold, and the client trains again with an eighth of the
+    gradients.
     """
-    fine = torch.where(share < 1, risen <= 4, (risen <= 0.5) | (first <= most))
-    return torch.where(fine, share, torch.where(share < 1, share / 8, most / first))
+    fine, shorter = torch.ones_like(share, dtype=torch.bool), share
+    if local.retry_step is not None:
+        most = local.retry_step * radius
+        fine, shorter = (seen.risen <= 0.5) | (seen.first <= most), most / seen.first
+    if local.overshoot is not None:  # a loss of zero promises nothing, and is fine
+        fine, shorter = ~(seen.promised > local.overshoot), 1 / seen.promised
+    again = share < 1
+    fine = torch.where(again, seen.risen <= 4, fine)
+    return torch.where(fine, share, torch.where(again, share / 8, shorter))
 
 
 def lengths(parts: list[Tensor]) -> Tensor:

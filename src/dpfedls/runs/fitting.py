@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dpfedls.auto.by_model import ALL, rates_for
-from dpfedls.auto.choices import LOCAL_FIELDS, OPEN
+from dpfedls.auto.by_model import ALL, Fitted, rates_for
+from dpfedls.auto.choices import LOCAL_FIELDS, OPEN, plan_for
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, someone
-from dpfedls.people.samples import each
+from dpfedls.people.samples import Samples, each
 from dpfedls.runs.recipe import Recipe
 from dpfedls.tasks.task import Task
 
@@ -30,17 +30,16 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     check_model(task.model)
     ours = frozenset(field for field in LOCAL_FIELDS if f"local.{field}" in recipe.chosen)
     open_ = ours | ({"server_rate"} if recipe.server_rate == "auto" else frozenset())
-    known = (recipe.plan, recipe.schedule, task.model, task.loss)
-    if task.test is None:
-        if isinstance(task.data, LazyClients):
-            check_samples(task.model, task.data, "clients", task.loss)
-        first = someone(task.data)
-        samples = each(lambda values: values[:1], task.data.client(first))
-        check_samples(task.model, samples, f"clients[{first}]", task.loss)
-        rates = rates_for(*known, samples=samples, public=False, open_=open_)
-    else:
-        check_samples(task.model, task.test, "test", task.loss)
-        rates = rates_for(*known, samples=task.test, public=True, open_=open_)
+    samples, public = _shown(task), task.test is not None
+
+    def rates_of(recipe: Recipe) -> Fitted:
+        known = (recipe.plan, recipe.schedule, task.model, task.loss)
+        return rates_for(*known, samples=samples, public=public, open_=open_)
+
+    rates = rates_of(recipe)
+    if not rates.rounds_help and "plan.rounds" in recipe.chosen:
+        recipe = _without_more_rounds(recipe)
+        rates = rates_of(recipe)
     local, why = rates.local, rates.why
     if not open_ >= ALL:  # what is given stays
         local = {field: value for field, value in local.items() if field in open_}
@@ -58,3 +57,31 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     if recipe.local.steps is None:  # it has epochs instead
         chosen = {key: line for key, line in chosen.items() if key != "local.steps"}
     return replace(recipe, chosen=chosen)
+
+
+def _shown(task: Task) -> Samples:
+    """The test samples, or of a person's the first, of which the shape alone is looked at."""
+    if task.test is not None:
+        check_samples(task.model, task.test, "test", task.loss)
+        return task.test
+    if isinstance(task.data, LazyClients):
+        check_samples(task.model, task.data, "clients", task.loss)
+    first = someone(task.data)
+    samples = each(lambda values: values[:1], task.data.client(first))
+    check_samples(task.model, samples, f"clients[{first}]", task.loss)
+    return samples
+
+
+def _without_more_rounds(recipe: Recipe) -> Recipe:
+    """The recipe with the plan for the same promise where more rounds are of no help."""
+    given, promise = recipe.plan, recipe.calibrate
+    epsilon, accountant = given.epsilon(), "pld"
+    if promise is not None:
+        epsilon, accountant = promise.epsilon, promise.accountant
+    plan, why = plan_for(given.num_clients, epsilon, given.delta, rounds_help=False)
+    if (plan.sampler, plan.rounds) == (given.sampler, given.rounds):
+        return recipe
+    if "plan.clip_norm" not in recipe.chosen:
+        plan = replace(plan, clip_norm=given.clip_norm)
+    chosen = {key: why.get(key, line) for key, line in recipe.chosen.items()}
+    return replace(recipe, plan=plan.calibrated(epsilon, accountant), chosen=chosen)

@@ -66,8 +66,8 @@ class Workspace(NamedTuple):
 def train(layers, samples, step, space):
     """Train from the centre; what is left in ``space.moved`` is the update.
 
-    ``space.told`` then has by how much the loss rose and how long the first step was, for
-    ``people.steps.following``. False where a token or a label is none that the model knows.
+    ``space.told`` then has the mean loss, that of the first batch and how long the first step was,
+    for ``people.steps.following``. False where a token or a label is none that the model knows.
     """
     moved, inside, first, began, total = space.moved, ONE, 0.0, 0.0, 0.0
     fill(moved, ZERO)
@@ -87,8 +87,9 @@ def train(layers, samples, step, space):
             first, began = away, loss
     for t in range(len(moved)):
         moved[t] *= inside
-    space.told[0] = total / (len(samples.batches) * began) if began > 0 else math.nan
-    space.told[1] = first
+    space.told[0] = total / max(1, len(samples.batches))
+    space.told[1] = began
+    space.told[2] = first
     return True
 
 

@@ -23,7 +23,7 @@ from dpfedls.parameters import Layout, Updates, Vector
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_input
-from dpfedls.people.steps import TRAININGS, following
+from dpfedls.people.steps import TRAININGS, Seen, following
 from dpfedls.sampling import Indices
 
 
@@ -80,7 +80,6 @@ class CompiledUpdate:
         keep = np.float32(1 - rate * self.local.weight_decay)
         bound = float(radius) if self.local.projection == "step" else math.inf
         step = Step(np.float32(rate), keep, bound)
-        most = radius * (self.local.retry_step or math.inf)
 
         def work() -> None:
             space = self._workspace(len(params))
@@ -90,7 +89,7 @@ class CompiledUpdate:
                     place, client, batches = waiting.pop()  # the longest first
                 except IndexError:  # none is left
                     return
-                self._train(client, batches, step, space, most)
+                self._train(client, batches, step, space, radius)
                 made[place] = space.moved
 
         with one_torch_thread():
@@ -104,7 +103,7 @@ class CompiledUpdate:
         return updates
 
     def _train(
-        self, client: int, batches: np.ndarray, step: Step, space: Workspace, most: float
+        self, client: int, batches: np.ndarray, step: Step, space: Workspace, radius: float
     ) -> None:
         """Leave the client's update in the workspace; again while steps are too long for it."""
         samples, rate, share = self._samples(client, batches), step.rate, _ALL
@@ -114,13 +113,20 @@ class CompiledUpdate:
                     f"client {client} has a label beyond the model's {self.program.classes} "
                     "outputs, or a token beyond its embedding; relabel, or widen the model"
                 )
-            if share is _ALL and space.told[1] <= most:  # nearly everybody: in no time
-                return
-            risen, first = torch.from_numpy(space.told)
-            after = following(share, risen, first, most)
+            if share is _ALL and self._fine(space.told, float(rate), radius):
+                return  # nearly everybody: in no time
+            seen = Seen.of(*torch.from_numpy(space.told), rate=float(rate))
+            after = following(share, seen, self.local, radius)
             if after == share:
                 return
             share, step = after, step._replace(rate=np.float32(rate * float(after)))
+
+    def _fine(self, told: np.ndarray, rate: float, radius: float) -> bool:
+        """Whether a usual training needs no other, as ``following`` says it in tensors."""
+        retry_step, overshoot, (_, began, first) = self.local.retry_step, self.local.overshoot, told
+        if overshoot is not None:
+            return first**2 <= overshoot * rate * began
+        return retry_step is None or first <= retry_step * radius
 
     def _samples(self, client: int, batches: np.ndarray) -> Samples:
         """What the client's batches need; places in them count from the start of its samples."""
@@ -156,7 +162,7 @@ class CompiledUpdate:
                     ((program.scratch,), np.float32),
                     ((program.starts,), np.int64),
                     ((batch,), np.int64),
-                    ((2,), np.float64),
+                    ((3,), np.float64),
                 )
             )
         return self.own.space
