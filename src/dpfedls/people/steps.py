@@ -28,6 +28,7 @@ def project(weights: list[Tensor], centre: list[Tensor], radius: float) -> None:
 
 
 TRAININGS = 6  # of one client in a round, at most
+_GONE = 0.36  # the mean loss of three steps, after whose first nearly nothing is left of it
 
 
 class Seen(NamedTuple):
@@ -46,21 +47,22 @@ class Seen(NamedTuple):
 def following(share: Tensor, seen: Seen, local: LocalSGD, radius: float) -> Tensor:
     """What to multiply a client's gradients by when it trains again; as before where it need not.
 
-    Where inputs have large units a step throws away what the step before it learned. Two rules find
-    that after a usual training (share 1). By ``retry_step``: the first step is longer than that
-    share of the clip norm, and the loss has not halved. Somebody with one sample takes a step as
-    long, and has learned it. By ``overshoot``, which serves a few steps too: the first step would
-    take away more than so many times the loss, if the loss went on falling as it begins to. Then it
-    is made to take away all of the loss and no more. Afterwards steps may still grow, as with a
-    squared loss: the loss grows fourfold, and the client trains again with an eighth of the
-    gradients.
+    Where inputs have large units a step throws away what the step before it learned. After a usual
+    training (share 1) a client trains again if its first step is too long, by one of two rules.
+    ``retry_step``: it is longer than that share of the clip norm, and the loss has not halved.
+    ``overshoot``, which serves a few steps too: it would take away more than so many times the
+    loss, if the loss went on falling as it begins to, and the loss is not gone; then it is made to
+    take away all of the loss and no more. Somebody with one sample takes a step as long, and has
+    learned it. Afterwards steps may still grow, as with a squared loss: the loss grows fourfold,
+    and the client trains again with an eighth of the gradients.
     """
     fine, shorter = torch.ones_like(share, dtype=torch.bool), share
     if local.retry_step is not None:
         most = local.retry_step * radius
-        fine, shorter = (seen.risen <= 0.5) | (seen.first <= most), most / seen.first
+        fine, shorter = (seen.first <= most) | (seen.risen <= 0.5), most / seen.first
     if local.overshoot is not None:  # a loss of zero promises nothing, and is fine
-        fine, shorter = ~(seen.promised > local.overshoot), 1 / seen.promised
+        fine = ~(seen.promised > local.overshoot) | (seen.risen <= _GONE)
+        shorter = 1 / seen.promised
     again = share < 1
     fine = torch.where(again, seen.risen <= 4, fine)
     return torch.where(fine, share, torch.where(again, share / 8, shorter))
