@@ -74,23 +74,6 @@ def test_a_classifier_learns_from_inputs_in_large_units():
     assert float((found == y[200:].flatten()).float().mean()) > 0.8
 
 
-def test_a_classifier_of_many_people_learns_from_inputs_in_large_units():
-    """0.90; by one pass of each, as where the inputs are known to have unit scale, 0.38."""
-    rng = torch.Generator().manual_seed(5)
-    x = torch.randn(5100, 3, 8, generator=rng)
-    y = (x @ torch.randn(8, 3, generator=rng)).argmax(dim=2)
-    x = 100 * x + 200
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-    people = dpfedls.ClientData.from_arrays(
-        x[:5000].flatten(0, 1), y[:5000].flatten(), torch.arange(5000).repeat_interleave(3)
-    )
-    result = dpfedls.train(model=model, clients=people, epsilon=4.0)
-    assert result.recipe.local.overshoot is not None
-    found = result.model(x[5000:].flatten(0, 1)).argmax(dim=1)
-    assert float((found == y[5000:].flatten()).float().mean()) > 0.8
-
-
 def test_more_rounds_are_not_taken_where_the_loss_has_an_exponential():
     """A plan for the same promise; by the other one the loss of `spread` is five times as large."""
     x, y = torch.randn(500, 2, 12, generator=RNG), torch.zeros(500, 2)
@@ -159,15 +142,17 @@ def test_where_the_largest_rate_is_the_limit_people_go_once_through_their_sample
     assert "at most 60" in found.why["server_rate"]
 
 
-THREE_PASSES = dpfedls.LocalSGD(epochs=3, most_steps=25, learning_rate=0.05, overshoot=8.0)
+THREE_PASSES = dpfedls.LocalSGD(
+    epochs=3, most_steps=25, learning_rate=0.05, overshoot=8.0, shorten=16.0
+)
 
 
 @pytest.mark.parametrize(
     ("noise", "public"),
     [
         (1.0, False),  # nobody knows the units of the inputs: one pass would not notice large ones
-        (10.0, True),  # noise is the limit, and not the largest rate
-        (20.0, False),
+        (10.0, False),
+        (20.0, True),  # noise is the limit, and not the largest rate
     ],
 )
 def test_with_some_noise_or_unknown_inputs_people_go_three_times_through_their_samples(
@@ -194,6 +179,7 @@ def test_a_convolution_goes_half_as_far():
     ("noise", "other", "rates"),
     [
         (30.0, {}, (2.0, 0.05)),  # noise of 0.7 in a weight: few passes would learn too little
+        (20.0, {"public": False}, (2.0, 0.05)),  # 25 steps tell large units better
         (30.0, {"schedule": "constant"}, (1.0, 0.05)),
         (1.0, {"given": ["learning_rate"]}, (20.0, 0.05)),
         (1.0, {"given": ["shorten"]}, (20.0, 0.05)),  # as where a clip norm is given

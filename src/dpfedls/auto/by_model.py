@@ -31,12 +31,12 @@ SHORTER, SHORTEST = 8.0, 16.0
 # it loses two. The limit of the server rate: with 40 tables lose a point, with 80 six layers do. A
 # convolution's weights act at every position, which makes its steps longer: with 60 it loses, too.
 PASS_SHORTER, PASS_RATE, PASS_RATE_OF_CONVOLUTIONS = 2.0, 60.0, 30.0
-# With more noise, and where nobody knows the units of the inputs, three passes: they learn more
-# from as much noise than one, take people less apart than 25 steps, and a client can tell whether
-# its steps are too long. The limits: of noise, above which 25 steps are better; of the server rate
-# (with 20 images in bytes are lost); of what a first step may promise to take away (with 30 raw
-# tables are lost, with 1 people with one or two samples learn less).
-PASSES, PASSES_NOISE, PASSES_RATE, OVERSHOOT = 3, 0.5, 10.0, 8.0
+# With more noise three passes: they learn more from as much noise than one, and take people less
+# apart than 25 steps. Those tell large units better, so where nobody knows the units three passes
+# are for so little noise that 25 steps are worse by points. The limits: of noise, with known and
+# with unknown units; of the server rate (with 20 images in bytes are lost); of what a first step
+# may promise to take away (with 30 some raw tables are lost, with 1 whoever has few samples).
+PASSES, PASSES_NOISE, PASSES_NOISE_IF_UNKNOWN, PASSES_RATE, OVERSHOOT = 3, 0.5, 0.24, 10.0, 8.0
 # Where the loss has an exponential (auto.exponential). Of 0.8, 0.9 and 0.95 the last is best; but
 # with noise that leaves a server rate below 1 the norm is not found in time, and the first is.
 # The learning rate times the server rate is at most 0.004, so trainings are as short as the
@@ -119,7 +119,8 @@ def _of_scores(known: _Known, noise: float) -> Fitted:
         if limited and (known.public or convolves):
             most = PASS_RATE_OF_CONVOLUTIONS if convolves else PASS_RATE
             return _one_pass(known, NoiseRate(noise=noise, at_most=most), said)
-        if at_the_limit(known.plan) <= PASSES_NOISE and not convolves:
+        noisiest = PASSES_NOISE if known.public else PASSES_NOISE_IF_UNKNOWN
+        if at_the_limit(known.plan) <= noisiest and not convolves:
             return _few_passes(known, NoiseRate(noise=noise, at_most=PASSES_RATE), said)
     local, why = _usual(known)
     shorten = SHORTEST
@@ -154,7 +155,7 @@ def _few_passes(known: _Known, server: NoiseRate, noise: str) -> Fitted:
     """Some noise: trainings that are long enough to learn, and too short to take people apart."""
     local, why = _usual(known)
     local |= {"steps": None, "epochs": PASSES, "most_steps": LOCAL.steps}
-    local |= {"retry_step": None, "overshoot": OVERSHOOT, "shorten": None}
+    local |= {"retry_step": None, "overshoot": OVERSHOOT, "shorten": SHORTEST}
     why |= {
         "local.epochs": f"{PASSES}: so many passes over one's own samples, and a larger server "
         "rate: with this noise and these rounds longer trainings take people apart",
@@ -163,7 +164,7 @@ def _few_passes(known: _Known, server: NoiseRate, noise: str) -> Fitted:
         "local.overshoot": f"{OVERSHOOT:g}: a client whose first step would take away so "
         "many times its loss has inputs in large units, and trains again with shorter steps",
     }
-    return Fitted(server, local, None, why | _server(noise, server.at_most) | _votes(None))
+    return Fitted(server, local, None, why | _server(noise, server.at_most) | _votes(SHORTEST))
 
 
 def _with_units(known: _Known) -> Fitted:
