@@ -180,7 +180,7 @@ def test_a_convolution_goes_half_as_far():
     [
         (30.0, {}, (2.0, 0.05)),  # noise of 0.7 in a weight: few passes would learn too little
         (20.0, {"public": False}, (2.0, 0.05)),  # 25 steps tell large units better
-        (30.0, {"schedule": "constant"}, (1.0, 0.05)),
+        (1.0, {"schedule": "constant"}, (1.0, 0.05)),
         (1.0, {"given": ["learning_rate"]}, (20.0, 0.05)),
         (1.0, {"given": ["shorten"]}, (20.0, 0.05)),  # as where a clip norm is given
         (5.0, {"given": ["learning_rate"]}, (2.0, 0.05)),

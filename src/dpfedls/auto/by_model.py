@@ -112,10 +112,11 @@ def rates_for(
 def _of_scores(known: _Known, noise: float) -> Fitted:
     """More is never wrong: noise is measured by how far it moves the scores."""
     most, little = known.most, little_noise(known.plan)
-    limited = most > 1 and (little or most * known.gathered <= noise)  # by the rate, not by noise
+    falls = most > 1  # a constant rate was not tried with short trainings
+    limited = falls and (little or most * known.gathered <= noise)  # by the rate, not by noise
     said = f"{noise:.2g}, the most that the model tolerates on {known.source}"
     convolves = known.rates.convolves
-    if known.plan.rounds >= max(ROUNDS) and known.open >= ALL:
+    if falls and known.plan.rounds >= max(ROUNDS) and known.open >= ALL:
         if limited and (known.public or convolves):
             most = PASS_RATE_OF_CONVOLUTIONS if convolves else PASS_RATE
             return _one_pass(known, NoiseRate(noise=noise, at_most=most), said)

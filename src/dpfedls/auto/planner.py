@@ -5,7 +5,7 @@ person's whole contribution. No plan goes below that of one release of everybody
 (ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
 clients work. With many people there is little noise: then rounds are short and not noise, so the
 plan is the cheapest with the most rounds, and with people enough that their own differences are
-averaged away. Long before that more rounds help, and fewer people in each of them cost no more.
+averaged away. More rounds help long before that, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENOUGH = 1.1
 MOST_RATE = {"constant": 1.0, "root": 1.5, "linear": 2.0}  # so all of them go as far in a run
 ROUNDS = (100, 200, 400)
 # Where a server rate at its limit gathers no more than three times the noise that models bear, 400
-# rounds are up to four points better than 100 or 200; above it no better.
+# rounds are up to four points better than 100 or 200; above it they were no better.
 SHORT_OF_ROUNDS = 3 * USUAL
 HOPELESS = 25  # a server rate of less than one part in so many
 MANY = 10**6
