@@ -32,7 +32,7 @@ from workloads import WORKLOADS, Workload, draw
 from dpfedls import ClientData, LocalSGD
 from dpfedls.engine.compiled.products import COMBINE, combine, combine_at
 from dpfedls.engine.jit import address_of
-from dpfedls.local_sgd import schedule
+from dpfedls.people.batches import schedule
 from dpfedls.people.losses import cross_entropy
 from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.recipe import Recipe

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import dpfedls
 from dpfedls import ClientData, InputError, LazyClients, LocalSGD
 from dpfedls.auditing.membership import sides
-from dpfedls.local_sgd import schedule
 from dpfedls.parameters import Layout
 from dpfedls.people import stacking
+from dpfedls.people.batches import schedule
 from dpfedls.people.lazy import people
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.task import Task

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from torch import Tensor, nn
 
 from dpfedls.component import Component, check_types
@@ -21,10 +19,8 @@ from dpfedls.errors import (
     require_positive,
 )
 from dpfedls.parameters import Layout, Updates, Vector
-from dpfedls.people.batches import batch_width
 from dpfedls.people.losses import Loss
 from dpfedls.people.precision import computing_in, to_precision
-from dpfedls.randomness import shuffled
 from dpfedls.sampling import Indices
 
 Tree: TypeAlias = Any
@@ -116,34 +112,6 @@ class LocalSGD(Component, frozen=True, tag=False):
     def rate(self, round_: int) -> float:
         """The learning rate of a round."""
         return self.learning_rate * self.decay**round_
-
-
-def schedule(
-    local: LocalSGD, data: Rows, clients: Indices, key: int
-) -> tuple[Indices, list[Int64[np.ndarray, "group steps batch"]]]:
-    """Which rows of the data each client sees in each step.
-
-    The first array puts the clients in the order of how long they train. The others hold, for each
-    size in that order, the rows of all clients of that size. A last short batch is filled with the
-    client's own first row, written ~row and counted with weight 0: a model that cannot take zeros
-    can take it, and it is nobody else's.
-    A client's rows depend on the key and the client alone, not on who else is in the block, and
-    all of them together take no more memory than the samples to be seen.
-    """
-    sizes, groups = data.sizes[clients], []
-    most = local.steps or local.most_steps
-    for size in np.unique(sizes).tolist():
-        group, width = clients[sizes == size], batch_width(local.batch_size, size)
-        per_pass = -(-size // width)  # the last short batch included
-        enough = -(-most // max(per_pass, 1)) if most else math.inf  # passes for so many batches
-        passes = int(min(local.epochs or enough, enough))
-        rows = np.empty((len(group), passes, per_pass * width), dtype=np.int64)
-        rows[..., size:] = ~data.starts[group, None, None]
-        rows[..., :size] = shuffled(key, group, size, passes)
-        rows[..., :size] += data.starts[group, None, None]
-        rows = rows.reshape(len(group), passes * per_pass, width)
-        groups.append(rows[:, :most])
-    return np.argsort(sizes, kind="stable"), groups
 
 
 @runtime_checkable

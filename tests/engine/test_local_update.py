@@ -13,8 +13,8 @@ from dpfedls import InputError, LocalSGD
 from dpfedls.engine import choose
 from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.vmapped import VmappedUpdate
-from dpfedls.local_sgd import schedule
 from dpfedls.parameters import Layout
+from dpfedls.people.batches import schedule
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import cross_entropy
 from dpfedls.people.steps import project

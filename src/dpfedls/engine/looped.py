@@ -11,8 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from dpfedls.local_sgd import Update, schedule
+from dpfedls.local_sgd import Update
 from dpfedls.parameters import Updates, Vector
+from dpfedls.people.batches import schedule
 from dpfedls.people.losses import require_one_loss_per_sample
 from dpfedls.people.steps import TRAININGS, Seen, following, lengths, project
 from dpfedls.sampling import Indices

@@ -23,8 +23,9 @@ from dpfedls.engine.batching import CrossEntropy, client_layers
 from dpfedls.engine.chains import Chain, chain_of
 from dpfedls.engine.replay import Batch, Recorder, Step, one_by_one
 from dpfedls.engine.threads import one_torch_thread
-from dpfedls.local_sgd import Tree, Update, schedule
+from dpfedls.local_sgd import Tree, Update
 from dpfedls.parameters import Updates, Vector
+from dpfedls.people.batches import schedule
 from dpfedls.people.calling import call_with
 from dpfedls.people.losses import cross_entropy, require_one_loss_per_sample
 from dpfedls.people.precision import to_precision

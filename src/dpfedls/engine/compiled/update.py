@@ -18,8 +18,9 @@ from dpfedls.engine.compiled.training import TRAIN, Samples, Step, Workspace, tr
 from dpfedls.engine.jit import callable_from_python
 from dpfedls.engine.threads import one_torch_thread, usual_threads
 from dpfedls.errors import InputError
-from dpfedls.local_sgd import LocalSGD, schedule
+from dpfedls.local_sgd import LocalSGD
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.batches import schedule
 from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_input
