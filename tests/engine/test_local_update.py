@@ -93,7 +93,7 @@ def test_steps_too_long_for_the_inputs_units_are_tried_again_shorter(in_large_un
 
 
 def test_a_first_step_that_overshoots_is_made_to_take_away_no_more_than_the_loss(in_large_units):
-    """In every engine; by hand from the first gradient, of which three steps go on."""
+    """One step against the gradient by hand; three passes in every engine against the twin."""
     model, data = in_large_units
     settings = LocalSGD(epochs=1, batch_size=40, learning_rate=0.05, overshoot=8.0)
     looped, params = built(LoopedUpdate, model, data, settings)

@@ -78,9 +78,11 @@ def plan_for(
     if row.waste > ENOUGH and row.enough():
         over = "so little that less would not be noticed"
     each = row.client_rounds / num_clients
+    rounds_too = " and whose rounds are not what is short" if row.most_rounds and not rounds else ""
     return plan, {
         "plan.rounds": f"{plan.rounds}: with {plan.expected_cohort:g} people a round the cheapest "
-        f"plan whose noise is low enough, {over}; a person trains {each:.3g} times on average",
+        f"plan whose noise is low enough{rounds_too}, {over}; a person trains {each:.3g} times on "
+        "average",
         "plan.delta": f"{plan.target_delta:.3g}"
         + (f" = {num_clients}^-1.1" if delta is None else ", as given"),
         "plan.clip_norm": f"follows {norm}; 1 % more noise pays for it",

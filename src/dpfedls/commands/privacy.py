@@ -228,7 +228,8 @@ def _plans(values: dict[str, Any]) -> str:
     notes = [
         f"Poisson sampling, ε = {values['epsilon']:g} at δ = {values['delta']:.3g}. waste: noise "
         "relative to a single release with everybody, the lowest possible; trainings: of all "
-        "people together. Chosen: the cheapest plan with low waste, or with negligible noise."
+        "people together. Chosen: the cheapest plan with low waste, and with the most rounds where "
+        "noise is small."
     ]
     if values["people_needed"] > values["clients"]:
         notes.append(f"A useful model needs about {values['people_needed']} people at this ε.")
