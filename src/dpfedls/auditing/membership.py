@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from dpfedls.errors import InputError
+from dpfedls.metrics import batches
 from dpfedls.people.losses import Loss
-from dpfedls.people.samples import Samples, as_input, each
+from dpfedls.people.samples import Samples, each
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.task import Task
-
-_BATCH = 2000
 
 
 def sides(task: Task, streams: SeededStreams, most: int = 10_000) -> tuple[Samples, Samples]:
@@ -68,9 +67,6 @@ def require_scikit_learn() -> None:
 @torch.no_grad()
 def _losses(model: nn.Module, loss: Loss, samples: Samples) -> np.ndarray:
     device = next(model.parameters()).device
-    losses = []
-    for start in range(0, len(samples[1]), _BATCH):
-        x, y = each(lambda part, at=start: as_input(part[at : at + _BATCH]).to(device), samples)
-        losses.append(loss(model(x), y))
+    losses = [loss(model(x), y) for x, y in batches(samples, device)]
     # A loss that overflows is the largest there is, which speaks against membership.
     return torch.cat(losses).nan_to_num(nan=torch.finfo(torch.float32).max).cpu().numpy()
