@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -10,13 +10,11 @@ from torch import Tensor, nn
 
 from dpfedls.errors import InputError
 from dpfedls.people.losses import Loss, require_one_loss_per_sample
-from dpfedls.people.samples import Samples, as_input, each, joined
+from dpfedls.people.samples import Samples, each, joined, portions
 
 Metric: TypeAlias = Callable[[Any, Tensor], "Tensor | float"]
 """``metric(outputs, targets)``: one number for all samples, or one per sample to be averaged."""
 Metrics: TypeAlias = Mapping[str, Metric]
-
-_BATCH, _LARGEST = 2000, 2**16
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -31,7 +29,7 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
     device, count = next(model.parameters()).device, len(samples[1])
     sums: dict[str, Tensor] = {}
     kept: list[tuple[Any, Tensor]] = []  # only where a metric needs all samples at once
-    for x, y in batches(samples, device):
+    for x, y in portions(samples, device):
         outputs = model(x)
         losses = loss(outputs, y)
         require_one_loss_per_sample(losses, len(y))
@@ -47,35 +45,6 @@ def evaluate(model: nn.Module, samples: Samples, loss: Loss, metrics: Metrics) -
         for name in metrics.keys() - sums.keys():
             found[name] = float(_value(name, metrics[name], everything, labels))
     return found
-
-
-def batches(samples: Samples, device: torch.device) -> Iterator[Samples]:
-    """All samples in order, where the model lies, as many at a time as memory bears.
-
-    On a CPU a forward pass gains nothing from large batches. On a GPU a model of many small kernels
-    (an LSTM) waits for their launches, so the first batch shows what a sample takes.
-    """
-    start, size, gpu = 0, _BATCH, device.type == "cuda"
-    if gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    while start < len(samples[1]):
-        here = slice(start, start + size)
-        yield each(lambda part, here=here: as_input(part[here].to(device)), samples)
-        if gpu and start == 0:
-            taken = torch.cuda.max_memory_allocated(device) - before
-            size = batch_size(taken, torch.cuda.get_device_properties(device).total_memory)
-        start = here.stop
-
-
-def batch_size(taken: int, memory: int) -> int:
-    """Samples at a time on a card of ``memory`` bytes, where ``_BATCH`` of them took ``taken``.
-
-    A sixteenth of the card may be used: others may have the rest. What is free does not count, so
-    that the same card evaluates in the same batches again.
-    """
-    doublings = (memory // (16 * max(1, taken))).bit_length() - 1
-    return min(_LARGEST, _BATCH << max(0, doublings))
 
 
 def _value(name: str, metric: Metric, outputs: Any, targets: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from dpfedls.errors import InputError
-from dpfedls.metrics import batches
 from dpfedls.people.losses import Loss
-from dpfedls.people.samples import Samples, each
+from dpfedls.people.samples import Samples, each, portions
 from dpfedls.randomness import SeededStreams
 from dpfedls.tasks.task import Task
 
@@ -67,6 +66,6 @@ def require_scikit_learn() -> None:
 @torch.no_grad()
 def _losses(model: nn.Module, loss: Loss, samples: Samples) -> np.ndarray:
     device = next(model.parameters()).device
-    losses = [loss(model(x), y) for x, y in batches(samples, device)]
+    losses = [loss(model(x), y) for x, y in portions(samples, device)]
     # A loss that overflows is the largest there is, which speaks against membership.
     return torch.cat(losses).nan_to_num(nan=torch.finfo(torch.float32).max).cpu().numpy()

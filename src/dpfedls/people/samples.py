@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +17,8 @@ from dpfedls.errors import InputError
 Features: TypeAlias = Any
 """One tensor, or a dict or tuple of tensors, one row a sample each; the model gets it as it is."""
 Samples: TypeAlias = tuple[Features, Tensor]
+
+_PORTION, _LARGEST = 2000, 2**16
 
 
 def as_samples(pair: Any, where: str) -> Samples:
@@ -60,6 +62,35 @@ def leaves(tree: Any) -> list[Any]:
 def joined(parts: list[Any]) -> Any:
     """Tensors one behind the other, in trees of one structure leaf by leaf."""
     return tree_map(lambda *own: torch.cat(own), parts[0], *parts[1:])
+
+
+def portions(samples: Samples, device: torch.device) -> Iterator[Samples]:
+    """All samples in order, where the model lies, as many at a time as memory bears.
+
+    On a CPU a forward pass gains nothing from large batches. On a GPU a model of many small kernels
+    (an LSTM) waits for their launches, so the first batch shows what a sample takes.
+    """
+    start, size, before, gpu = 0, _PORTION, 0, device.type == "cuda"
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    while start < len(samples[1]):
+        here = slice(start, start + size)
+        yield each(lambda part, here=here: as_input(part[here].to(device)), samples)
+        if gpu and start == 0:
+            taken = torch.cuda.max_memory_allocated(device) - before
+            size = portion(taken, torch.cuda.get_device_properties(device).total_memory)
+        start = here.stop
+
+
+def portion(taken: int, memory: int) -> int:
+    """Samples at a time on a card of ``memory`` bytes, where ``_PORTION`` of them took ``taken``.
+
+    A sixteenth of the card may be used: others may have the rest. What is free does not count, so
+    that the same card evaluates in the same batches again.
+    """
+    doublings = (memory // (16 * max(1, taken))).bit_length() - 1
+    return min(_LARGEST, _PORTION << max(0, doublings))
 
 
 def kind(pair: Samples) -> Any:
