@@ -12,7 +12,7 @@ import pytest
 from dpfedls import InputError
 from dpfedls.paper import svhn_cells, tables
 from dpfedls.paper.cells import Cell, run_cells
-from dpfedls.paper.figures import stability
+from dpfedls.paper.figures import attack, stability
 from dpfedls.paper.item import Options
 from dpfedls.paper.items import make
 from dpfedls.runs.folder import read_recipe
@@ -217,6 +217,14 @@ def test_a_figure_goes_on_from_its_file_with_cells_missing(tmp_path):
     item = make("attack", replace(options, out=out, finished=True))
     assert item.cells == facts["cells"]
     assert "Means over 2 seeds" in item.files[3].read_text(encoding="utf-8")
+    noisier = attack._cell("svhn-attack", 500, "Poisson", 1.3, "DP-Fed")
+    run_cells([noisier], replace(options, out=out, seeds=2))
+    for folder in (out / "runs").iterdir():
+        if not read_recipe(folder).plan.is_private:
+            shutil.rmtree(folder)
+    item = make("attack", replace(options, out=out, finished=True))
+    found = [(c["noise_multiplier"], c["method"]) for c in item.cells]
+    assert found[-2:] == [(1.3, "non-DP"), (1.3, "DP-Fed")]  # the file's: z plays no part in it
 
 
 def test_curves_of_one_method_alone_say_nothing_of_the_other(toy, tmp_path):

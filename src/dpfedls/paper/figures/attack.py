@@ -60,7 +60,10 @@ def _make(item: str, task: str, clients: int, options: Options) -> Item:
         labels=LABELS,
         by_seed=list(QUANTITIES),
         places=[(*panel, method) for panel in PANELS for method in METHODS],
-        read=lambda facts: [_with_epsilon(x, task, clients, options) for x in kept.lines_of(facts)],
+        read=lambda facts: [
+            _with_epsilon(line, task, clients, options)
+            for line in _for_every_noise(kept.lines_of(facts))
+        ],
     )
     lines = _about_noise(record.lines)
     cells = [
@@ -91,6 +94,16 @@ def _facts(place: tuple[str, float, str], runs: list[Run]) -> dict[str, Any]:
         "seeds": seeds_of(runs),
         **by_round(runs, list(QUANTITIES)),
     }
+
+
+def _for_every_noise(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Non-DP is the same run for every z; an earlier file may have it for one alone."""
+    levels = dict.fromkeys(z for _, z in PANELS)
+    return [
+        line | {"noise_multiplier": z}
+        for line in lines
+        for z in (levels if line["method"] == "non-DP" else [line["noise_multiplier"]])
+    ]
 
 
 def _with_epsilon(
