@@ -61,3 +61,18 @@ class Layout:
         with torch.no_grad():
             for name, tensor in self.split(vector).items():
                 parameters[name].copy_(tensor)
+
+
+class Coordinates:
+    """In which clients train weights that the server keeps for inputs as given: here the same."""
+
+    def inward(self, params: Vector) -> Vector:
+        """The server's weights in the coordinates of clients."""
+        return params
+
+    def outward(self, step: Vector) -> Vector:
+        """A step in the coordinates of clients as one of the server's weights."""
+        return step
+
+
+PLAIN = Coordinates()

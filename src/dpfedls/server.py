@@ -11,7 +11,7 @@ from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_ahead
 from dpfedls.errors import InputError, require_share
 from dpfedls.gaussian import gaussian_release
-from dpfedls.parameters import Layout, Total, Vector
+from dpfedls.parameters import PLAIN, Coordinates, Layout, Total, Vector
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.stall import Votes, earlier, following
@@ -55,6 +55,7 @@ class Server:
     averaging: float = 0.0
     schedule: Schedule = "constant"
     shorten: float | None = None  # local trainings by this, once learning stalls (privacy.stall)
+    coordinates: Coordinates = PLAIN  # of broadcasts and releases; states are for inputs as given
 
     def __post_init__(self) -> None:
         if isinstance(self.denoiser, type) or not callable(self.denoiser):
@@ -76,11 +77,12 @@ class Server:
         norm, clipping = state.clip_norm, self.plan.clipping
         asked = (norm, clipping.indicator(norm), clipping.quantile)
         compared = earlier(state.votes, self.plan, state.round)
+        compared = compared if compared is None else self.coordinates.inward(compared)
         return Bound(*asked, earlier=compared, pace=1 / self._longer(state.votes))
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""
-        return look_ahead(self.denoiser, state.params, state.memory)
+        return look_ahead(self.denoiser, self.coordinates.inward(state.params), state.memory)
 
     def step(self, state: ServerState) -> float:
         """What the next round's direction is multiplied by."""
@@ -98,11 +100,11 @@ class Server:
         )
         release = replace(release, step=self.step(state))
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
-        params = state.params + release.step * direction
+        params = state.params + release.step * self.coordinates.outward(direction)
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         votes = following(state.votes, plan, t, release.inside, params)
         lengths = release.inside if self.bound(state).earlier is None else None
-        length = float(torch.linalg.vector_norm(params, dtype=torch.float64))
+        length = float(self.coordinates.inward(params).norm(dtype=torch.float64))
         known = (lengths, t, release.noise_stddev, length)
         norm = plan.clipping.following(state.clip_norm, *known)
         norm *= self._longer(state.votes) / self._longer(votes)  # shorter with the updates

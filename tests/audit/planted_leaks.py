@@ -15,6 +15,7 @@ from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
 from dpfedls.engine import Engine
 from dpfedls.runs import run as run_module
+from dpfedls.runs import simulate as simulate_module
 from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.origin import OwnCode
 from dpfedls.runs.writing_behind import WrittenFirst
@@ -281,6 +282,14 @@ def attributes_of_a_loss_in_the_notes(patch):
     wrap(patch, run_module, "_notes", notes)
 
 
+def units_of_private_inputs(patch):
+    def units(real, recipe, task):
+        features = task.data.features
+        return real(recipe, replace(task, test=(features, task.data.targets)))
+
+    wrap(patch, simulate_module, "units_of", units)
+
+
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "half-raw release to the denoiser": (half_raw_to_the_denoiser, "the release is not", {}),
     "a trace of the raw sum in the average": (
@@ -317,4 +326,7 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     "logged accuracy on training data": (accuracy_on_training_data, "on the test set", {}),
     "best model by private loss": (best_model_by_private_loss, "does not follow", {}),
     "seconds in the deployed log": (seconds_when_deployed, "'seconds' should not be", {}),
+    "mean and scale of people's own inputs": (
+        units_of_private_inputs, "did not start from the public model", {"standardise": True},
+    ),
 }  # fmt: skip

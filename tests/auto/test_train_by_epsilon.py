@@ -352,6 +352,7 @@ def test_the_learning_rate_is_chosen_whatever_else_is_given():
         "test": (30 * x, y),
         "loss": squared,
         "epsilon": 4.0,
+        "standardise": False,
     }
     alone, task, _ = asked(**given)
     assert alone.local.learning_rate < 1e-3

@@ -112,9 +112,10 @@ def audit_canaries(
     watched, end = replace(simulation, engine=engine, server=server), state
     while end.round < plan.rounds:
         end = watched.run_round(end)
+    inward = server.coordinates.inward  # canaries point in the coordinates in which people train
     ways = {
         "all releases": releases.total[0],
-        "the final model": (end.params - state.params).double(),
+        "the final model": (inward(end.params) - inward(state.params)).double(),
     }
     return [
         judge_cosines(cosines(directions.double(), moved), dim, plan.target_delta, seen=seen)

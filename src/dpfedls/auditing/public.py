@@ -31,6 +31,7 @@ from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.curve import epsilon_by_round
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
+from dpfedls.runs.fitting import units_of
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.model_file import trained_vector
 from dpfedls.runs.recipe import Recipe
@@ -41,7 +42,8 @@ from dpfedls.stepping import NoiseRate
 def replayed(world: Watched) -> list[ServerState]:
     """The states after each round, from the recipe, the first model and the releases."""
     recipe, layout = world.recipe, Layout.of(world.task.model)
-    params = layout.read(world.task.model)
+    units = units_of(recipe, world.task)
+    params = units.outward(layout.read(world.task.model))
     norm = recipe.plan.clipping.start
     denoiser = copy.deepcopy(world.denoiser)
     memory, votes = first_memory(denoiser, layout), stall.known(recipe, [params], [])
@@ -54,12 +56,13 @@ def replayed(world: Watched) -> list[ServerState]:
         # Not by the server's own function: the audit has to know what was promised, not what runs.
         step = _step(recipe, states[-1])
         direction, memory = denoise(denoiser, replace(release, step=step), memory)
-        params = params + step * direction
+        params = params + step * units.outward(direction)
         # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
         weights = recipe.averaging * weights + 1
         average = average.lerp(params, 1 / weights)
         asked = stall.earlier(recipe, seen.number, votes) is not None
-        norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number, params)
+        own = units.inward(params)
+        norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number, own)
         shares.append(release.inside)
         before = stall.pace(recipe, votes)
         votes = stall.known(recipe, [*(s.params for s in states), params], shares)
@@ -124,14 +127,17 @@ def neighbour_problems(one: World, other: World) -> list[str]:
 def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
     """What clients are asked, and what the server keeps, follows from the releases before."""
     ahead, recipe = getattr(world.denoiser, "ahead", None), world.recipe
+    units = units_of(recipe, world.task)
     for seen, state, after in zip(world.record, states, states[1:], strict=False):
-        start = state.params if ahead is None else ahead(state.params, state.memory)
+        start = units.inward(state.params)
+        start = start if ahead is None else ahead(start, state.memory)
         if seen.start is None or not torch.equal(seen.start, start):
             return ["clients did not start from the public model"]
         bound, pace = seen.bounds[0], stall.pace(recipe, state.votes)
         if not math.isclose(bound.norm, state.clip_norm, rel_tol=1e-9):
             return ["the clip norm of a round does not follow from the releases before it"]
         earlier = stall.earlier(recipe, seen.number, state.votes)
+        earlier = earlier if earlier is None else units.inward(earlier)
         if not _same(bound.earlier, earlier):
             return ["who votes, or on which two models, does not follow from the releases before"]
         if not np.allclose([bound.pace, *seen.paces], pace, rtol=1e-9):

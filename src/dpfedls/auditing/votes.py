@@ -15,8 +15,10 @@ from dpfedls.auditing.stall import first_asked
 from dpfedls.auditing.worlds import Watched, altered, hostile
 from dpfedls.denoising import AnyCallable
 from dpfedls.parameters import Layout
+from dpfedls.people.losses import Loss
 from dpfedls.people.precision import computing_in, to_precision
-from dpfedls.people.samples import each
+from dpfedls.people.samples import Samples, each
+from dpfedls.runs.fitting import units_of
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.simulate import prepare
 from dpfedls.tasks.task import Task
@@ -54,24 +56,25 @@ def own_loss_problems(watched: Watched, but: int) -> list[str]:
 
     One person is left out, whose samples are so large that their loss follows the order of a sum.
     """
-    dtype = watched.recipe.local.dtype
+    dtype, task = watched.recipe.local.dtype, watched.task
+    people = task.data.in_units(units_of(watched.recipe, task))
     room = math.sqrt(torch.finfo(dtype).eps)
     for params, clients, losses in (asked for seen in watched.record for asked in seen.losses):
-        model = copy.deepcopy(watched.task.model)
+        model = copy.deepcopy(task.model)
         Layout.of(model).write(params, model)
         model.to(dtype)
         for j, found in zip(clients.tolist(), losses.tolist(), strict=True):
-            own = math.nan if j == but else _own_loss(watched.task, model, dtype, j)
+            own = math.nan if j == but else _own_loss(people.client(j), model, task.loss, dtype)
             if math.isfinite(own) and not abs(found - own) <= room * (1 + abs(own)):
                 return ["the loss that a person votes by is not that of their own samples"]
     return []
 
 
 @torch.no_grad()
-def _own_loss(task: Task, model: nn.Module, dtype: torch.dtype, person: int) -> float:
-    x, y = each(lambda values: values[:_SAMPLES], task.data.client(person))
+def _own_loss(samples: Samples, model: nn.Module, loss: Loss, dtype: torch.dtype) -> float:
+    x, y = each(lambda values: values[:_SAMPLES], samples)
     if len(y) == 0:
         return math.nan
     with computing_in(dtype):
         outputs = to_precision(model(to_precision(x, dtype)), torch.float32)
-    return float(task.loss(outputs, y).double().mean())
+    return float(loss(outputs, y).double().mean())

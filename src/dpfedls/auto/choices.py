@@ -44,6 +44,7 @@ WHY = {
     "local.retry_step": "a client whose first step is too long for the clip norm, and whose loss "
     "does not halve, trains again with shorter steps",
     "local.shorten": OPEN,
+    "standardise": OPEN,
     "denoiser": "smoothing along each axis of a tensor, with a strength estimated from past "
     "releases; none where neighbours are not similar",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",

@@ -25,6 +25,7 @@ from dpfedls.people.samples import (
 )
 from dpfedls.people.stacking import stacked
 from dpfedls.people.tables import dataset_columns, frame_columns
+from dpfedls.people.units import AS_GIVEN, AsGiven
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class ClientData:
 
     Without ``order`` these are the rows themselves. Sensitive, but for ``most_samples``, the public
     bound on how many samples of one person count. ``features`` may be a view with overlapping rows,
-    such as windows on a text, and may lie in a mapped file.
+    such as windows on a text, and may lie in a mapped file; samples that are taken have the units
+    that are asked for.
     """
 
     features: Features
@@ -42,6 +44,7 @@ class ClientData:
     sizes: Int64[np.ndarray, "clients"]
     order: Int64[np.ndarray, "rows"] | None = None
     most_samples: int | None = None
+    units: AsGiven = AS_GIVEN
 
     def __post_init__(self) -> None:
         starts, sizes = self.starts[self.sizes != 0], self.sizes[self.sizes != 0]
@@ -145,7 +148,12 @@ class ClientData:
         bytes_ = sum(leaf.numel() * leaf.element_size() for leaf in leaves(self.features))
         stay = device.type == "cuda" and bytes_ > torch.cuda.mem_get_info(device)[0] / 2
         features = self.features if stay else each(lambda v: v.to(device), self.features)
-        return replace(self, features=features, targets=self.targets.to(device))
+        units = self.units.to(device)
+        return replace(self, features=features, targets=self.targets.to(device), units=units)
+
+    def in_units(self, units: AsGiven) -> ClientData:
+        """The same people, their inputs in these units."""
+        return replace(self, units=units.to(self.device))
 
     def rows(self, j: int) -> Int64[np.ndarray, "rows"]:
         """Which rows of features and targets are client j's."""
@@ -156,7 +164,8 @@ class ClientData:
         """The samples of one client, ready for the model; views where nothing is converted."""
         own = slice(int(self.starts[j]), int(self.starts[j] + self.sizes[j]))
         own = own if self.order is None else torch.from_numpy(self.order[own])
-        return each(lambda v: as_input(v[own]), self.features), as_input(self.targets[own])
+        features = self.units(each(lambda v: as_input(v[own]), self.features))
+        return features, as_input(self.targets[own])
 
     def take(self, rows: Int64[Tensor, "..."], padded: bool = False) -> Samples:
         """Samples by place, counted like ``starts``; where padded, one may be ~place.
@@ -166,7 +175,7 @@ class ClientData:
         kept = torch.where(rows < 0, ~rows, rows) if padded else rows
         kept = kept if self._order is None else self._order.to(kept.device)[kept]
         features = each(lambda values: as_input(select(values, kept)), self.features)
-        return features, as_input(select(self.targets, kept))
+        return self.units(features), as_input(select(self.targets, kept))
 
     @cached_property
     def _order(self) -> Tensor | None:

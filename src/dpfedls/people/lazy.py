@@ -21,6 +21,7 @@ from dpfedls.people.clients import ClientData, in_order
 from dpfedls.people.grouping import counted, require_count
 from dpfedls.people.samples import Samples, as_input, as_samples, each, joined
 from dpfedls.people.tables import collated
+from dpfedls.people.units import AS_GIVEN, AsGiven
 
 _TRIED = 8  # people that are loaded before a run starts: where all are malformed, the model is
 
@@ -64,7 +65,7 @@ class LazyClients:
         self.most_samples, self.seed, self._room = most_samples, seed, kept
         self.sizes = np.minimum(lengths, lengths if most_samples is None else most_samples)
         self.starts = np.cumsum(self.sizes) - self.sizes
-        self.device = torch.device("cpu")
+        self.device, self.units = torch.device("cpu"), AS_GIVEN  # of batches
         self.check: Callable[[int, Samples], None] = lambda j, samples: None
         self._datasets = datasets
         self._loaded: OrderedDict[int, Samples] = OrderedDict()
@@ -79,6 +80,13 @@ class LazyClients:
         """The same people, their batches on another device."""
         other = copy.copy(self)
         other.device, other._loaded, other._lock = device, OrderedDict(), threading.Lock()
+        other.units = self.units.to(device)
+        return other
+
+    def in_units(self, units: AsGiven) -> LazyClients:
+        """The same people, their inputs in these units."""
+        other = self.to(self.device)
+        other.units = units.to(self.device)
         return other
 
     def client(self, j: int) -> Samples:
@@ -119,7 +127,8 @@ class LazyClients:
         places = counted(self._labels[j], len(dataset), self.most_samples, self.seed)
         samples = as_samples(collated([dataset[i] for i in places.tolist()], where), where)
         self.check(j, samples)
-        return each(lambda values: as_input(values).to(self.device), samples)
+        features, targets = each(lambda values: as_input(values).to(self.device), samples)
+        return self.units(features), targets
 
 
 People: TypeAlias = ClientData | LazyClients

@@ -40,6 +40,7 @@ SYNONYMS = {
     **dict.fromkeys(("dataset", "data", "model"), "task"),
     **dict.fromkeys(("random_seed", "rng"), "seed"),
     **dict.fromkeys(("gpu", "cuda"), "device"),
+    **dict.fromkeys(("standardize", "normalize", "normalise", "scale_inputs"), "standardise"),
 }
 
 

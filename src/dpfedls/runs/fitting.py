@@ -6,9 +6,12 @@ from msgspec.structs import replace
 
 from dpfedls.auto.by_model import ALL, Fitted, rates_for
 from dpfedls.auto.choices import LOCAL_FIELDS, OPEN, plan_for
+from dpfedls.auto.inputs import inputs_for
+from dpfedls.errors import InputError
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.samples import Samples, each
+from dpfedls.people.units import AS_GIVEN, AsGiven, Standardised, standardised
 from dpfedls.runs.recipe import Recipe
 from dpfedls.tasks.task import Task
 
@@ -31,6 +34,9 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     ours = frozenset(field for field in LOCAL_FIELDS if f"local.{field}" in recipe.chosen)
     open_ = ours | ({"server_rate"} if recipe.server_rate == "auto" else frozenset())
     samples, public = _shown(task), task.test is not None
+    if recipe.chosen.get("standardise") == OPEN:
+        recipe = _with_units(recipe, task, open_ >= ALL)
+    samples = (units_of(recipe, task)(samples[0]), samples[1]) if public else samples
 
     def rates_of(recipe: Recipe) -> Fitted:
         known = (recipe.plan, recipe.schedule, task.model, task.loss)
@@ -57,6 +63,34 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     if recipe.local.steps is None:  # it has epochs instead
         chosen = {key: line for key, line in chosen.items() if key != "local.steps"}
     return replace(recipe, chosen=chosen)
+
+
+def units_of(recipe: Recipe, task: Task) -> AsGiven:
+    """The units in which people train: as given, or standardised by the test inputs."""
+    if not recipe.standardise:
+        return AS_GIVEN
+    if task.test is None:
+        raise InputError(
+            "standardise = true asks for test samples, which are public, as mean and scale of "
+            "people's own inputs are not; give test=…, or scale inputs by constants that you know"
+        )
+    units = standardised(task.model, task.test[0])
+    if units is None:
+        raise InputError(
+            "standardise = true needs inputs that are one tensor of fractions, and a model whose "
+            "first layer, linear or a convolution, reads them as they are and trains; leave it out"
+        )
+    return units
+
+
+def _with_units(recipe: Recipe, task: Task, ours: bool) -> Recipe:
+    """The recipe with the units of its inputs; as given where rates are, and on nodes."""
+    chosen = {key: line for key, line in recipe.chosen.items() if key != "standardise"}
+    if not ours or recipe.nodes is not None:
+        return replace(recipe, chosen=chosen)
+    units, why = inputs_for(task.model, task.test, task.loss)
+    chosen["standardise"] = why
+    return replace(recipe, standardise=isinstance(units, Standardised), chosen=chosen)
 
 
 def _shown(task: Task) -> Samples:

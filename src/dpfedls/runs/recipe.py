@@ -82,6 +82,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server_rate: ServerRate | Literal["auto"] = 1.0  # η_g; "auto": by the noise the model tolerates
     schedule: Schedule = "constant"  # of the server rate; √(1 − t/T) or 1 − t/T: falls to zero
     averaging: float = 0.0
+    standardise: bool = False  # train on columns standardised by the test inputs, which are public
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # full path of the account whose budget this run shares
     mode: Literal["simulation", "deployed"] = "simulation"
@@ -126,6 +127,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"local.shorten = {self.local.shorten:g} needs cohorts that vote, in the "
                 "coordinate that a clip norm which adapts has; leave shorten out, or give "
                 'plan.clip_norm = { kind = "adaptive" }'
+            )
+        if self.standardise and self.nodes is not None:
+            raise InputError(
+                "standardise = true is for runs on one machine, and [nodes] says that people's "
+                "data is on nodes, which are not told the units; leave standardise out, and scale "
+                "inputs on the nodes by constants that you know"
             )
         if self.diagnose and self.mode == "deployed":
             raise InputError(

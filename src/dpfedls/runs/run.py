@@ -24,7 +24,7 @@ from dpfedls.denoising import AnyCallable, denoise
 from dpfedls.errors import BudgetExhausted, InputError
 from dpfedls.gaussian import Release
 from dpfedls.metrics import evaluate
-from dpfedls.parameters import Layout, Vector
+from dpfedls.parameters import PLAIN, Coordinates, Layout, Vector
 from dpfedls.privacy.account import Entry
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
@@ -205,7 +205,9 @@ class Run:
         return ledger
 
 
-def server_for(recipe: Recipe, model: nn.Module, denoiser: AnyCallable) -> Server:
+def server_for(
+    recipe: Recipe, model: nn.Module, denoiser: AnyCallable, coordinates: Coordinates = PLAIN
+) -> Server:
     """The server that a recipe asks for, with a ledger in memory until a folder lends its own.
 
     Its denoiser is tried: one that fails, fails before a round is paid for.
@@ -226,6 +228,7 @@ def server_for(recipe: Recipe, model: nn.Module, denoiser: AnyCallable) -> Serve
         averaging=recipe.averaging,
         schedule=recipe.schedule,
         shorten=recipe.local.shorten,
+        coordinates=coordinates,
     )
     _try_denoiser(server, server.layout.read(model))
     return server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +21,9 @@ from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import someone
 from dpfedls.people.samples import each
+from dpfedls.people.units import folded
 from dpfedls.randomness import SeededStreams, SystemStreams
-from dpfedls.runs.fitting import ready
+from dpfedls.runs.fitting import ready, units_of
 from dpfedls.runs.folder import is_free, read_recipe, require_own
 from dpfedls.runs.recipe import PYTHON, Recipe, built
 from dpfedls.runs.record import Result, Watch
@@ -120,7 +120,8 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
     recipe = ready(recipe, task)
     streams = SystemStreams() if recipe.mode == "deployed" else SeededStreams(recipe.seed)
     check_model(task.model)
-    model = copy.deepcopy(task.model).to(find_device(recipe.device))
+    units = units_of(recipe, task)
+    model = folded(task.model, units).to(find_device(recipe.device))
     check_samples(model, task.data, "clients", task.loss)
     if task.test is not None:
         check_samples(model, task.test, "test", task.loss)
@@ -128,7 +129,7 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         evaluate(model, few, task.loss, task.metrics)  # a metric that fails, fails now
     engine = choose(
         model,
-        task.data.to(next(model.parameters()).device),
+        task.data.in_units(units).to(next(model.parameters()).device),
         recipe.local,
         task.loss,
         engine=recipe.engine,
@@ -140,7 +141,7 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         one, bound = np.array([someone(task.data)]), Bound(recipe.plan.clipping.start)
         engine.clipped_total(Layout.of(model).read(model), one, 0, 0, bound)
         engine = replace(engine, failing="zero")
-    server = server_for(recipe, model, denoiser)
+    server = server_for(recipe, model, denoiser, units)
     return Simulation(engine, server, streams), model
 
 

@@ -49,6 +49,7 @@ def train(
     server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
     averaging: float = 0.0,
+    standardise: bool | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -100,6 +101,7 @@ def train(
         server_rate=server_rate,
         schedule=schedule,
         averaging=averaging,
+        standardise=standardise,
         loss=loss,
         metrics=metrics,
         test=test,
@@ -141,6 +143,7 @@ def asked(
     denoiser: AnyCallable | None = None,
     server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
+    standardise: bool | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -166,6 +169,7 @@ def asked(
         )
     plan, usual, why = _promise(plan, epsilon, delta, task.data.num_clients, folder)
     given = {"local": local, "denoiser": denoiser, "schedule": schedule, "server_rate": server_rate}
+    given["standardise"] = standardise
     denoiser = denoiser or usual.denoiser
     recipe = Recipe(
         task=PYTHON,
@@ -174,6 +178,7 @@ def asked(
         denoiser=_named(denoiser),
         schedule=schedule or usual.schedule,
         server_rate=usual.server_rate if server_rate is None else server_rate,
+        standardise=usual.standardise if standardise is None else standardise,
         chosen={key: line for key, line in why.items() if given.get(key.partition(".")[0]) is None},
         device=str(device),
         **settings,
@@ -188,6 +193,7 @@ class _Usual(NamedTuple):
     denoiser: AnyCallable
     schedule: Schedule
     server_rate: ServerRate | Literal["auto"]
+    standardise: bool = False
 
 
 _BY_PLAN = _Usual(LocalSGD(epochs=5, batch_size=10), Identity(), "constant", 1.0)

@@ -25,6 +25,7 @@ from dpfedls.people.clients import ClientData
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_input
 from dpfedls.people.steps import TRAININGS, Seen, following
+from dpfedls.people.units import Standardised
 from dpfedls.sampling import Indices
 
 
@@ -185,6 +186,8 @@ def _shared(data: ClientData, inputs: int) -> tuple[np.ndarray, np.ndarray] | No
     """Everybody's features and labels, where machine code can read a client's rows in place."""
     features = data.features
     if getattr(data, "order", None) is not None or not isinstance(features, Tensor):
+        return None
+    if isinstance(getattr(data, "units", None), Standardised):
         return None
     if features.dtype != torch.float32 or not features.is_contiguous():
         return None

@@ -1,0 +1,141 @@
+"""The units of the inputs: people may train on standardised columns, whatever they were given in.
+
+Mean and scale come from public samples. A model whose first layer is linear in its inputs can take
+them in: its weights for standardised inputs and those for inputs as given are one model in two
+coordinates. Clients train, and noise is added, in the first; the server keeps, evaluates and hands
+out the second. The change is linear and public, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfedls.parameters import Coordinates, Layout, Vector
+from dpfedls.people.samples import as_input
+
+_FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+_ALIKE = 10.0
+
+
+class AsGiven(Coordinates):
+    """Inputs as they are."""
+
+    def __call__(self, features: Any) -> Any:
+        """The inputs that clients train on."""
+        return features
+
+    def to(self, device: torch.device | str) -> AsGiven:
+        """The same on another device."""
+        return self
+
+
+AS_GIVEN = AsGiven()
+
+
+@dataclass(frozen=True, eq=False)
+class Standardised(AsGiven):
+    """(x − mean) ÷ scale, column by column; ``weight`` and ``bias`` are the first layer's names."""
+
+    layout: Layout
+    weight: str
+    bias: str | None
+    mean: Tensor  # like one input, or one number a channel
+    scale: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return (features - self.mean) / self.scale
+
+    def inward(self, params: Vector) -> Vector:
+        return self._changed(params, self._of_weight(params, self.scale), 1.0)
+
+    def outward(self, step: Vector) -> Vector:
+        return self._changed(step, 1 / self._of_weight(step, self.scale), -1.0)
+
+    def to(self, device: torch.device | str) -> Standardised:
+        return replace(self, mean=self.mean.to(device), scale=self.scale.to(device))
+
+    def _changed(self, vector: Vector, factor: Tensor, sign: float) -> Vector:
+        """Weights times the factor; and what the mean adds to an output moves into the bias."""
+        changed = vector.clone()
+        tensors, given = self.layout.split(changed), self.layout.split(vector)
+        tensors[self.weight].mul_(factor)
+        if self.bias is not None:
+            # W (x − m) ÷ s + b: with weights of inputs as given, in either direction.
+            raw = (given if sign > 0 else tensors)[self.weight].double()
+            mean = self._of_weight(vector, self.mean).double()
+            tensors[self.bias].add_((sign * (raw * mean).flatten(1).sum(1)).to(vector.dtype))
+        return changed
+
+    def _of_weight(self, vector: Vector, values: Tensor) -> Tensor:
+        """One value a column or channel of the first layer's inputs, to be multiplied with it."""
+        rank = len(self.layout.shapes[self.layout.names.index(self.weight)])
+        return values.to(vector.device).reshape(1, -1, *([1] * (rank - 2)))
+
+
+def standardised(model: nn.Module, inputs: Any) -> Standardised | None:
+    """Units by these public inputs; None where the model's first layer cannot take them in.
+
+    Every column has a mean and a scale of its own; but if no column is ten times as long as the
+    median one, they are of one kind, pixels say, and have one scale, so that what is rare is not
+    made large. A convolution has a scale for each channel, and no mean: its borders are zeros.
+    """
+    layer = next((kv for kv in model.named_modules() if isinstance(kv[1], _FIRST)), None)
+    plain = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() > 1
+    if layer is None or not plain or len(inputs) < 2:
+        return None
+    name, first = layer
+    values, dot = as_input(inputs).cpu().double(), f"{name}." if name else ""
+    if not isinstance(first, nn.Linear):
+        channels = values.transpose(0, 1).flatten(1).T  # one column each
+        values = channels.reshape(-1, values.shape[1], *[1] * (values.dim() - 2))
+    bias = None if first.bias is None or not isinstance(first, nn.Linear) else f"{dot}bias"
+    mean = values.mean(0) if bias is not None else torch.zeros_like(values[0])
+    scale = _scale(mean, _spread(values - mean))
+    found = Standardised(Layout.of(model), f"{dot}weight", bias, mean.float(), scale.float())
+    return found if _takes_in(model, found, inputs) else None
+
+
+def folded(model: nn.Module, units: AsGiven) -> nn.Module:
+    """A copy that does with inputs as given what the model does with those of the units."""
+    model = copy.deepcopy(model)
+    layout = Layout.of(model)
+    layout.write(units.outward(layout.read(model)), model)
+    return model
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Of each column: how far a value usually is from 0, whether its tails are long or short."""
+    return torch.maximum(1.25 * values.abs().mean(0), values.square().mean(0).sqrt() / 3)
+
+
+def _scale(mean: Tensor, spread: Tensor) -> Tensor:
+    """The spread of each column, or of all together where they are of one kind."""
+    changing = spread[spread > 0]
+    if len(changing) == 0:
+        return torch.ones_like(spread)
+    if spread.max() <= _ALIKE * changing.median():
+        return torch.full_like(spread, float(spread.square().mean().sqrt()))
+    constant = torch.where(mean == 0, torch.ones_like(mean), mean.abs())
+    return torch.where(spread > 0, spread, constant)
+
+
+@torch.no_grad()
+def _takes_in(model: nn.Module, units: Standardised, like: Tensor) -> bool:
+    """Whether, in made-up units, the folded model does what the model does: tried, not guessed."""
+    if not {units.weight, units.bias or units.weight} <= set(units.layout.names):
+        return False  # frozen
+    rng = torch.Generator().manual_seed(0)
+    mean, scale = (torch.rand(units.mean.shape, generator=rng) for _ in range(2))
+    mean = mean if units.bias is not None else torch.zeros_like(mean)
+    units = replace(units, mean=mean, scale=0.5 + scale)
+    inputs, model = torch.randn((4, *like.shape[1:]), generator=rng), copy.deepcopy(model).cpu()
+    try:
+        asked, answered = model(units(inputs)), folded(model, units)(inputs)
+        return isinstance(asked, Tensor) and torch.allclose(asked, answered, rtol=1e-3, atol=1e-4)
+    except RuntimeError:  # shapes that do not fit: the layer reads something else
+        return False

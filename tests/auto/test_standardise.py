@@ -1,0 +1,238 @@
+"""Inputs in units of their own: people train on standardised columns, the model takes them raw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpfedls
+from dpfedls import ClientData, InputError, LocalSGD, Momentum, PoissonSampling, PrivacyPlan
+from dpfedls.auto.inputs import inputs_for
+from dpfedls.parameters import Layout
+from dpfedls.people.lazy import LazyClients
+from dpfedls.people.losses import cross_entropy
+from dpfedls.people.units import AS_GIVEN, Standardised, folded, standardised
+from dpfedls.privacy.clipping import AdaptiveClipping
+from dpfedls.runs.fitting import units_of
+from dpfedls.runs.train import asked
+from dpfedls.runs.verify import verify
+from dpfedls.tasks.task import Task
+
+SCALES = torch.tensor([1e-3, 1.0, 30.0, 2000.0, 1.0, 5.0])
+MEANS = torch.tensor([0.0, 3.0, -50.0, 90_000.0, 0.0, 1.0])
+
+
+def samples(count, seed, scales=SCALES, means=MEANS):
+    """Three classes by six columns; in which units, the last two arguments say."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 6, generator=rng)
+    way = torch.randn(6, 3, generator=torch.Generator().manual_seed(99))
+    return x * scales + means, (2 * x @ way).argmax(dim=1)
+
+
+def people(count=60, each=8, **units):
+    x, y = samples(count * each, 1, **units)
+    return list(zip(x.split(each), y.split(each), strict=True))
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+class Twice(nn.Module):
+    """Its inputs go past the first layer, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu() + x)
+
+
+IMAGES = torch.rand(40, 3, 8, 8) * torch.tensor([255.0, 1.0, 90.0]).view(3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (nn.Linear(6, 3), samples(50, 0)[0]),
+        (nn.Linear(6, 3, bias=False), samples(50, 0)[0]),
+        (network(), samples(50, 0)[0]),
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.ReLU(), nn.Linear(4, 2)), IMAGES),
+        (nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten()), IMAGES),
+    ],
+)
+def test_one_model_in_two_coordinates(model, inputs):
+    units = standardised(model, inputs)
+    assert isinstance(units, Standardised)
+    ours = units(inputs)
+    assert 0.1 < float(ours.square().mean().sqrt()) < 10
+    assert torch.allclose(model(ours), folded(model, units)(inputs), rtol=1e-3, atol=1e-3)
+    vector = Layout.of(model).read(model)
+    assert torch.allclose(units.inward(units.outward(vector)), vector, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)), samples(50, 0)[0]),
+        (Twice(), samples(50, 0)[0]),
+        (nn.Sequential(nn.Linear(6, 3).requires_grad_(False), nn.Linear(3, 3)), samples(50, 0)[0]),
+        (nn.Linear(6, 3), torch.randn(50, 7, 6)),  # one layer at every position
+        (nn.EmbeddingBag(10, 3), torch.randint(10, (50, 4))),
+        (nn.Linear(6, 3), {"x": torch.randn(50, 6)}),
+    ],
+)
+def test_a_model_that_cannot_take_units_in_is_found_out(model, inputs):
+    assert standardised(model, inputs) is None
+
+
+def test_columns_of_one_kind_share_a_scale_and_others_do_not():
+    pixels = torch.rand(200, 6) * torch.tensor([255.0, 250, 200, 255, 3, 0])
+    shared = standardised(nn.Linear(6, 3), pixels)
+    assert shared is not None
+    assert len(shared.scale.unique()) == 1  # a pixel that is hardly ever on is not made large
+    x = torch.cat([samples(200, 0)[0][:, :5], torch.full((200, 1), 2026.0)], dim=1)
+    apart = standardised(nn.Linear(6, 3), x)
+    assert apart is not None
+    assert torch.allclose(apart.scale[:5], SCALES[:5], rtol=0.2)
+    assert torch.equal(apart(x)[:, 5], torch.zeros(200))  # constant: not a second, huge bias
+
+
+PLAN = PrivacyPlan(
+    sampler=PoissonSampling(rate=0.3),
+    num_clients=60,
+    rounds=30,
+    clip_norm=AdaptiveClipping(start=0.5),
+    noise_multiplier=0.6,
+    delta=1e-2,
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "lazy"),
+    [("looped", False), ("vmapped", False), ("compiled", False), ("looped", True)],
+)
+def test_a_run_is_the_one_on_inputs_that_were_standardised_by_hand(engine, lazy):
+    """Clients, noise, votes, clip norm, look-ahead, average: in the coordinates of people."""
+    model, test, raw = network(), samples(300, 2), people()
+    units = standardised(model, test[0])
+    assert units is not None
+    given = {
+        "model": model, "plan": PLAN, "averaging": 0.5, "schedule": "root", "server_rate": 0.7,
+        "local": LocalSGD(steps=4, batch_size=4, learning_rate=0.2, shorten=4.0),
+        "denoiser": Momentum(decay=0.5), "engine": engine,
+    }  # fmt: skip
+
+    def clients(pairs):
+        return LazyClients([TensorDataset(*own) for own in pairs]) if lazy else pairs
+
+    ours = dpfedls.train(clients=clients(raw), test=test, standardise=True, **given)
+    hand = [(units(x), y) for x, y in raw]
+    theirs = dpfedls.train(clients=clients(hand), test=(units(test[0]), test[1]), **given)
+    x, _ = samples(100, 4)
+    assert torch.allclose(ours.model(x), theirs.model(units(x)), rtol=1e-2, atol=5e-3)
+    assert [r.accuracy for r in ours.history] == pytest.approx(
+        [r.accuracy for r in theirs.history], abs=0.02
+    )
+    norms = [[r.clip_norm for r in result.history] for result in (ours, theirs)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_epsilon_alone_standardises_what_nobody_scaled(tmp_path):
+    """And the folder holds the model for inputs as given: verified, and loaded by its own class."""
+    clients, test = people(300), samples(1000, 2)
+    arguments = {"model": nn.Linear(6, 3), "clients": clients, "epsilon": 4.0, "test": test}
+    result = dpfedls.train(**arguments, folder=tmp_path / "r", evaluate_every=50)
+    assert result.recipe.standardise
+    assert result.recipe.chosen["standardise"].startswith("true: the columns of the test inputs")
+    as_given = dpfedls.train(**arguments, standardise=False, evaluate_every=50)
+    assert result.history[-1].accuracy > 0.85
+    assert as_given.history[-1].accuracy < 0.75
+    assert verify(tmp_path / "r")["problems"] == []
+    again = dpfedls.load(tmp_path / "r", nn.Linear(6, 3))
+    assert torch.equal(again(test[0]), result.model(test[0]))
+
+
+def test_a_run_that_stops_goes_on_in_the_same_units(tmp_path):
+    clients, test = people(), samples(300, 2)
+    given = {"model": network(), "clients": clients, "plan": PLAN, "test": test}
+    given |= {"standardise": True, "local": LocalSGD(steps=4, learning_rate=0.2)}
+    whole = dpfedls.train(**given)
+
+    def stop(record):
+        if record.round == 11:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dpfedls.train(**given, folder=tmp_path / "r", watch=[stop])
+    result = dpfedls.train(**given, folder=tmp_path / "r")
+    vectors = [Layout.of(r.model).read(r.model) for r in (whole, result)]
+    assert torch.equal(*vectors)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        (samples(50, 0, scales=1.0, means=0.0)[0], "the test inputs have a usual scale"),
+        (samples(5, 0)[0], "5 test inputs are too few"),
+        (torch.randint(9, (50, 6)), "not one tensor of fractions"),
+    ],
+)
+def test_inputs_stay_as_given_where_nothing_is_to_be_gained(inputs, why):
+    found = inputs_for(nn.Linear(6, 3), (inputs, torch.zeros(len(inputs)).long()), cross_entropy)
+    assert found.units is AS_GIVEN
+    assert why in found.why
+
+
+def test_a_model_that_has_learned_its_units_keeps_them():
+    x, y = samples(500, 0)
+    units = standardised(nn.Linear(6, 3), x)
+    assert units is not None
+    model = nn.Linear(6, 3)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(50):
+        optimiser.zero_grad()
+        cross_entropy(model(units(x)), y).mean().backward()
+        optimiser.step()
+    found = inputs_for(folded(model, units), (x, y), cross_entropy)
+    assert found.why == "false: the model has learned from such inputs already"
+
+
+def test_units_follow_from_the_test_inputs_alone():
+    """Whoever is among the people, whatever they have: else the units would tell."""
+    test, found = samples(300, 2), []
+    for clients in (people(), [(1e6 * x, y) for x, y in people()]):
+        recipe, task, _ = asked(model=network(), clients=clients, epsilon=8.0, test=test)
+        found.append(units_of(recipe, task))
+    assert all(isinstance(units, Standardised) for units in found)
+    assert torch.equal(found[0].mean, found[1].mean)
+    assert torch.equal(found[0].scale, found[1].scale)
+
+
+def test_what_cannot_be_standardised_is_said():
+    recipe, task, _ = asked(
+        model=network(), clients=people(), plan=PLAN, standardise=True, test=samples(9, 0)
+    )
+    with pytest.raises(InputError, match="asks for test samples, which are public"):
+        units_of(recipe, Task(task.data, task.model))
+    with pytest.raises(InputError, match="a model whose first layer, linear or a convolution"):
+        dpfedls.train(
+            model=Twice(), clients=people(), plan=PLAN, standardise=True, test=samples(9, 0)
+        )
+
+
+def test_samples_are_taken_in_their_units_wherever_they_lie():
+    x, y = samples(12, 0)
+    units = standardised(nn.Linear(6, 3), x)
+    assert units is not None
+    data = ClientData.from_arrays(x, y, np.repeat([3, 1, 2], 4)).in_units(units)
+    assert torch.equal(data.client(0)[0], units(x[4:8]))
+    first = torch.arange(2)[None] + int(data.starts[0])
+    assert torch.equal(data.take(first)[0], units(x[None, 4:6]))
+    assert torch.equal(data.features, x)  # no copy: they may lie in a mapped file
