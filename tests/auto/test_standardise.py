@@ -43,6 +43,17 @@ def network():
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
+class Looked(nn.Module):
+    """Its first column is a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.last = nn.Embedding(100, 2), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.last(torch.cat([self.rows(x[:, 0].long()), x[:, 1:]], dim=1))
+
+
 class Twice(nn.Module):
     """Its inputs go past the first layer, too."""
 
@@ -52,6 +63,12 @@ class Twice(nn.Module):
 
     def forward(self, x):
         return self.last(self.first(x).relu() + x)
+
+
+def zeros(layer):
+    for weights in layer.parameters():
+        nn.init.zeros_(weights)
+    return layer
 
 
 IMAGES = torch.rand(40, 3, 8, 8) * torch.tensor([255.0, 1.0, 90.0]).view(3, 1, 1)
@@ -83,6 +100,8 @@ def test_one_model_in_two_coordinates(model, inputs):
         (nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)), samples(50, 0)[0]),
         (Twice(), samples(50, 0)[0]),
         (nn.Sequential(nn.Linear(6, 3).requires_grad_(False), nn.Linear(3, 3)), samples(50, 0)[0]),
+        (nn.Sequential(nn.LayerNorm(6), zeros(nn.Linear(6, 3))), samples(50, 0)[0]),
+        (Looked(), samples(50, 0)[0].abs()),
         (nn.Linear(6, 3), torch.randn(50, 7, 6)),  # one layer at every position
         (nn.EmbeddingBag(10, 3), torch.randint(10, (50, 4))),
         (nn.Linear(6, 3), {"x": torch.randn(50, 6)}),
@@ -93,10 +112,15 @@ def test_a_model_that_cannot_take_units_in_is_found_out(model, inputs):
 
 
 def test_columns_of_one_kind_share_a_scale_and_others_do_not():
-    pixels = torch.rand(200, 6) * torch.tensor([255.0, 250, 200, 255, 3, 0])
+    pixels = 255 * torch.rand(200, 6)
+    pixels[1:, 4], pixels[:, 5] = 0.0, 0.0  # hardly ever on, and never
     shared = standardised(nn.Linear(6, 3), pixels)
     assert shared is not None
-    assert len(shared.scale.unique()) == 1  # a pixel that is hardly ever on is not made large
+    assert len(shared.scale.unique()) == 1  # so that what is rare is not made large
+    few = torch.tensor([1e-3, 1e-3, 20, 20, 20, 20])
+    small = standardised(nn.Linear(6, 3), few * torch.randn(200, 6))
+    assert small is not None
+    assert torch.allclose(small.scale, few, rtol=0.2)
     x = torch.cat([samples(200, 0)[0][:, :5], torch.full((200, 1), 2026.0)], dim=1)
     apart = standardised(nn.Linear(6, 3), x)
     assert apart is not None
@@ -181,6 +205,8 @@ def test_a_run_that_stops_goes_on_in_the_same_units(tmp_path):
     [
         (samples(50, 0, scales=1.0, means=0.0)[0], "the test inputs have a usual scale"),
         (samples(5, 0)[0], "5 test inputs are too few"),
+        (nn.functional.one_hot(torch.arange(60) % 6).float(), "a usual scale, up to 0.41"),
+        (nn.functional.one_hot(torch.arange(60) % 30).float()[:, :6], "a usual scale"),
         (torch.randint(9, (50, 6)), "not one tensor of fractions"),
     ],
 )
@@ -188,6 +214,10 @@ def test_inputs_stay_as_given_where_nothing_is_to_be_gained(inputs, why):
     found = inputs_for(nn.Linear(6, 3), (inputs, torch.zeros(len(inputs)).long()), cross_entropy)
     assert found.units is AS_GIVEN
     assert why in found.why
+
+
+def likelihood(outputs, targets):
+    return nn.functional.nll_loss(outputs, targets, reduction="none")
 
 
 def test_a_model_that_has_learned_its_units_keeps_them():
@@ -200,8 +230,12 @@ def test_a_model_that_has_learned_its_units_keeps_them():
         optimiser.zero_grad()
         cross_entropy(model(units(x)), y).mean().backward()
         optimiser.step()
-    found = inputs_for(folded(model, units), (x, y), cross_entropy)
-    assert found.why == "false: the model has learned from such inputs already"
+    for end, loss in ((nn.Identity(), cross_entropy), (nn.LogSoftmax(dim=1), likelihood)):
+        given = nn.Sequential(folded(model, units), end)
+        found = inputs_for(given, (x, y), loss)
+        assert found.why == "false: the model has learned from such inputs already"
+        fresh = nn.Sequential(nn.Linear(6, 3), end)
+        assert inputs_for(fresh, (x, y), loss).why.startswith("true")
 
 
 def test_units_follow_from_the_test_inputs_alone():
@@ -219,7 +253,7 @@ def test_what_cannot_be_standardised_is_said():
     recipe, task, _ = asked(
         model=network(), clients=people(), plan=PLAN, standardise=True, test=samples(9, 0)
     )
-    with pytest.raises(InputError, match="asks for test samples, which are public"):
+    with pytest.raises(InputError, match="asks for the test samples, since"):
         units_of(recipe, Task(task.data, task.model))
     with pytest.raises(InputError, match="a model whose first layer, linear or a convolution"):
         dpfedls.train(
@@ -236,3 +270,26 @@ def test_samples_are_taken_in_their_units_wherever_they_lie():
     first = torch.arange(2)[None] + int(data.starts[0])
     assert torch.equal(data.take(first)[0], units(x[None, 4:6]))
     assert torch.equal(data.features, x)  # no copy: they may lie in a mapped file
+
+
+@pytest.mark.parametrize(("epsilon", "loss"), [(50.0, cross_entropy), (4.0, "squared")])
+def test_a_network_learns_from_centred_inputs_where_noise_is_small_or_targets_have_units(
+    epsilon, loss
+):
+    """With more noise, and for linear models, inputs of a usual scale stay as they are."""
+    usual = {"scales": torch.ones(6), "means": torch.ones(6)}
+    clients, (x, y) = people(**usual), samples(200, 2, **usual)
+    given = {"clients": clients, "test": (x, y), "epsilon": epsilon}
+    if loss == "squared":
+        given |= {
+            "clients": [(x, y.float()) for x, y in clients],
+            "test": (x, y.float()),
+            "loss": lambda outputs, targets: (outputs[:, 0] - targets).square(),
+        }
+    recipe, task, _ = asked(model=network(), **given)
+    assert recipe.standardise
+    units = units_of(recipe, task)
+    assert torch.equal(units.scale, torch.ones(6))
+    assert torch.allclose(units(x).mean(dim=0), torch.zeros(6), atol=1e-5)
+    assert not asked(model=nn.Linear(6, 3), **given)[0].standardise
+    assert not asked(model=network(), clients=clients, test=(x, y), epsilon=4.0)[0].standardise

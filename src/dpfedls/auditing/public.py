@@ -208,7 +208,8 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
             )
         if not math.isclose(line["clip_norm"], before.clip_norm, rel_tol=1e-9):
             problems.append("a clip norm in rounds.jsonl does not follow from the releases")
-        due = state.round % recipe.evaluate_every == 0 or state.round == recipe.plan.rounds
+        last = recipe.plan.rounds if world.result.exhausted is None else states[-1].round
+        due = state.round % recipe.evaluate_every == 0 or state.round == last
         expected: dict[str, float] = {}
         if test is not None and due:
             Layout.of(model).write(state.average, model)

@@ -77,7 +77,8 @@ def company_problems(
     for person in (None, *block.tolist()):
         changed = task if person is None else altered(task, person)
         simulation, model = prepare(recipe, changed, denoiser)
-        params = simulation.server.layout.read(model)
+        server = simulation.server
+        params = server.broadcast(server.start(server.layout.read(model)))
         made.append(simulation.engine.update(params, block, 0, 1, recipe.plan.clipping.start))
     for k, rows in enumerate(made[1:]):
         others = torch.arange(len(block)) != k

@@ -8,6 +8,7 @@ which the server holds anyway, or random ones. docs/results/rules.md has the mea
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -203,8 +204,9 @@ class _Moved:
 
     @property
     def is_linear(self) -> bool:
-        """Whether noise twice as large moves the scores twice as far."""
-        return math.isclose(self(2.0), 2 * self(1.0), rel_tol=1e-3)
+        """Whether noise twice as large moves the scores twice as far, and again."""
+        moved = [self(rho) for rho in (0.5, 1.0, 2.0)]
+        return all(math.isclose(2 * a, b, rel_tol=1e-3) for a, b in itertools.pairwise(moved))
 
     @torch.no_grad()
     def _scores(self, weights: dict[str, Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ out the second. The change is linear and public, so it costs no privacy.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,10 @@ from dpfedls.parameters import Coordinates, Layout, Vector
 from dpfedls.people.samples import as_input
 
 _FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-_ALIKE = 10.0
+LARGE, SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
+_ALIKE, _MOST = 10.0, 0.9  # most columns of one kind have a reach within so many of the median's
+_CONSTANT = 1e-6  # of its mean: what a column's spread is lost below in float32
+SEEN = 10_000
 
 
 class AsGiven(Coordinates):
@@ -80,24 +84,36 @@ class Standardised(AsGiven):
 def standardised(model: nn.Module, inputs: Any) -> Standardised | None:
     """Units by these public inputs; None where the model's first layer cannot take them in.
 
-    Every column has a mean and a scale of its own; but if no column is ten times as long as the
-    median one, they are of one kind, pixels say, and have one scale, so that what is rare is not
-    made large. A convolution has a scale for each channel, and no mean: its borders are zeros.
+    Every column has a mean and a scale of its own; but if nearly all reach about as far, they are
+    of one kind, pixels say, and have one scale, so that what is rare is not made large. Inputs of a
+    usual scale keep it. A convolution has a scale for each channel, and no mean: its borders are
+    zeros.
     """
     layer = next((kv for kv in model.named_modules() if isinstance(kv[1], _FIRST)), None)
     plain = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() > 1
     if layer is None or not plain or len(inputs) < 2:
         return None
     name, first = layer
+    inputs = inputs[:SEEN]
     values, dot = as_input(inputs).cpu().double(), f"{name}." if name else ""
     if not isinstance(first, nn.Linear):
         channels = values.transpose(0, 1).flatten(1).T  # one column each
         values = channels.reshape(-1, values.shape[1], *[1] * (values.dim() - 2))
     bias = None if first.bias is None or not isinstance(first, nn.Linear) else f"{dot}bias"
     mean = values.mean(0) if bias is not None else torch.zeros_like(values[0])
-    scale = _scale(mean, _spread(values - mean))
+    scale = torch.ones_like(mean)
+    if not is_usual(inputs):
+        scale = _scale(mean, values - mean)
     found = Standardised(Layout.of(model), f"{dot}weight", bias, mean.float(), scale.float())
     return found if _takes_in(model, found, inputs) else None
+
+
+def is_usual(inputs: Tensor) -> bool:
+    """Whether the largest column is around 1; zeros, of which sparse inputs are full, are none."""
+    values = as_input(inputs[:SEEN]).cpu().double()
+    squares, there = values.square().sum(0), (values != 0).sum(0).clamp(min=1)
+    large, small = (squares / len(values)).max().sqrt(), (squares / there).max().sqrt()
+    return bool(large <= LARGE and small >= SMALL)
 
 
 def folded(model: nn.Module, units: AsGiven) -> nn.Module:
@@ -108,20 +124,19 @@ def folded(model: nn.Module, units: AsGiven) -> nn.Module:
     return model
 
 
-def _spread(values: Tensor) -> Tensor:
-    """Of each column: how far a value usually is from 0, whether its tails are long or short."""
-    return torch.maximum(1.25 * values.abs().mean(0), values.square().mean(0).sqrt() / 3)
-
-
-def _scale(mean: Tensor, spread: Tensor) -> Tensor:
-    """The spread of each column, or of all together where they are of one kind."""
-    changing = spread[spread > 0]
-    if len(changing) == 0:
+def _scale(mean: Tensor, centred: Tensor) -> Tensor:
+    """How far values usually are from the mean, in each column or in all of one kind."""
+    # Whether its tails are long or short.
+    spread = torch.maximum(1.25 * centred.abs().mean(0), centred.square().mean(0).sqrt() / 3)
+    changes = spread > _CONSTANT * mean.abs()
+    if not changes.any():
         return torch.ones_like(spread)
-    if spread.max() <= _ALIKE * changing.median():
+    reach = centred.abs().amax(0)
+    away = (reach / reach[changes].median()).log().abs()[changes]  # a rare pixel reaches 255, too
+    if (away <= math.log(_ALIKE)).double().mean() >= _MOST:
         return torch.full_like(spread, float(spread.square().mean().sqrt()))
     constant = torch.where(mean == 0, torch.ones_like(mean), mean.abs())
-    return torch.where(spread > 0, spread, constant)
+    return torch.where(changes, spread, constant)
 
 
 @torch.no_grad()
@@ -134,8 +149,11 @@ def _takes_in(model: nn.Module, units: Standardised, like: Tensor) -> bool:
     mean = mean if units.bias is not None else torch.zeros_like(mean)
     units = replace(units, mean=mean, scale=0.5 + scale)
     inputs, model = torch.randn((4, *like.shape[1:]), generator=rng), copy.deepcopy(model).cpu()
+    for weights in model.parameters():  # zeros, with which some begin, would hide what they do
+        spread = 1 / math.sqrt(weights[0].numel()) if weights.dim() > 1 else 1.0
+        weights.copy_(spread * torch.randn(weights.shape, generator=rng))
     try:
         asked, answered = model(units(inputs)), folded(model, units)(inputs)
         return isinstance(asked, Tensor) and torch.allclose(asked, answered, rtol=1e-3, atol=1e-4)
-    except RuntimeError:  # shapes that do not fit: the layer reads something else
+    except Exception:  # shapes that do not fit, columns that are looked up
         return False

@@ -24,6 +24,7 @@ REWORDED = {
 ADDED = {
     "how many people there are is public: rate, denominator and δ may follow it, and a person who "
     "is not there leaves an empty place",
+    "rates and units of inputs chosen by test samples, if these belong to the people trained on",
 }
 
 

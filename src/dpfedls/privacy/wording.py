@@ -111,6 +111,8 @@ def not_covered(test_from: str | None, nodes: Nodes | None) -> list[str]:
         "other models trained on the same people: what they cost adds up (dpfedls privacy total)",
         "hyper-parameters tuned on the same people's data",
         "data used to pre-train or to choose the model",
+        "rates and units of inputs chosen by test samples, if these belong to the people trained "
+        "on",
         "side channels: memory, traffic, who is asked to take part, and timing (a log of how long "
         "rounds took follows the size of their cohorts)",
         accuracy,

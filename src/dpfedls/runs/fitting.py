@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dpfedls.auto.by_model import ALL, Fitted, rates_for
+from dpfedls.auto.by_model import ALL, Fitted, centring_helps, rates_for
 from dpfedls.auto.choices import LOCAL_FIELDS, OPEN, plan_for
 from dpfedls.auto.inputs import inputs_for
 from dpfedls.errors import InputError
@@ -14,6 +14,8 @@ from dpfedls.people.samples import Samples, each
 from dpfedls.people.units import AS_GIVEN, AsGiven, Standardised, standardised
 from dpfedls.runs.recipe import Recipe
 from dpfedls.tasks.task import Task
+
+_FEW = 1000  # test samples that rates are tried on
 
 
 def is_open(recipe: Recipe) -> bool:
@@ -36,7 +38,9 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     samples, public = _shown(task), task.test is not None
     if recipe.chosen.get("standardise") == OPEN:
         recipe = _with_units(recipe, task, open_ >= ALL)
-    samples = (units_of(recipe, task)(samples[0]), samples[1]) if public else samples
+    if public and recipe.standardise:
+        few = each(lambda part: part[:_FEW], samples)
+        samples = units_of(recipe, task).to(few[1].device)(few[0]), few[1]
 
     def rates_of(recipe: Recipe) -> Fitted:
         known = (recipe.plan, recipe.schedule, task.model, task.loss)
@@ -71,14 +75,16 @@ def units_of(recipe: Recipe, task: Task) -> AsGiven:
         return AS_GIVEN
     if task.test is None:
         raise InputError(
-            "standardise = true asks for test samples, which are public, as mean and scale of "
-            "people's own inputs are not; give test=…, or scale inputs by constants that you know"
+            "standardise = true, given or chosen when this run began, asks for the test samples, "
+            "since mean and scale of people's own inputs are private; give test=…, or scale inputs "
+            "by constants that you know"
         )
     units = standardised(task.model, task.test[0])
     if units is None:
         raise InputError(
-            "standardise = true needs inputs that are one tensor of fractions, and a model whose "
-            "first layer, linear or a convolution, reads them as they are and trains; leave it out"
+            "standardise = true needs two test inputs or more, one tensor of fractions, and a "
+            "model whose first layer, linear or a convolution, reads them as they are and trains; "
+            "leave it out"
         )
     return units
 
@@ -88,7 +94,8 @@ def _with_units(recipe: Recipe, task: Task, ours: bool) -> Recipe:
     chosen = {key: line for key, line in recipe.chosen.items() if key != "standardise"}
     if not ours or recipe.nodes is not None:
         return replace(recipe, chosen=chosen)
-    units, why = inputs_for(task.model, task.test, task.loss)
+    centre = task.test is not None and centring_helps(recipe.plan, task.model, task.loss, task.test)
+    units, why = inputs_for(task.model, task.test, task.loss, centre)
     chosen["standardise"] = why
     return replace(recipe, standardise=isinstance(units, Standardised), chosen=chosen)
 

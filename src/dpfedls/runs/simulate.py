@@ -17,7 +17,6 @@ from dpfedls.engine import choose
 from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.errors import InputError
 from dpfedls.metrics import evaluate
-from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import someone
 from dpfedls.people.samples import each
@@ -135,13 +134,14 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         engine=recipe.engine,
         block_size=recipe.block_size,
     )
+    server = server_for(recipe, model, denoiser, units)
     if recipe.mode == "deployed":
         # Once it runs, an error that names people would tell who was drawn. That model and loss
         # train at all is seen before, or every round would be paid for and nothing learned.
         one, bound = np.array([someone(task.data)]), Bound(recipe.plan.clipping.start)
-        engine.clipped_total(Layout.of(model).read(model), one, 0, 0, bound)
+        first = server.broadcast(server.start(server.layout.read(model)))
+        engine.clipped_total(first, one, 0, 0, bound)
         engine = replace(engine, failing="zero")
-    server = server_for(recipe, model, denoiser, units)
     return Simulation(engine, server, streams), model
 
 
