@@ -44,6 +44,7 @@ def look(sampler=POISSON, trials=60, **changes):
         block_size=5,
         denoiser=changes.pop("denoiser", LaplacianSmoothing(strength=1.0)),
         standardise=changes.pop("standardise", False),
+        evaluate_every=changes.pop("evaluate_every", 1),
         seed=3,
     )
     return audit(recipe, people(), trials=trials)["problems"]
@@ -71,10 +72,18 @@ def test_the_audit_names_the_bug(name, monkeypatch):
     assert any(word in text for text in problems), problems
 
 
-@pytest.mark.parametrize(("sampler", "units"), [(POISSON, False), (FIXED, False), (POISSON, True)])
-def test_correct_code_raises_no_alarm(sampler, units):
+@pytest.mark.parametrize(
+    ("sampler", "given"),
+    [
+        (POISSON, {"evaluate_every": 3}),
+        (FIXED, {"evaluate_every": 3}),
+        (FIXED, {}),
+        (POISSON, {"standardise": True}),
+    ],
+)
+def test_correct_code_raises_no_alarm(sampler, given):
     """False alarms: about 3e-4 each, in the deployed part only, since the rest is seeded."""
-    assert look(sampler, standardise=units) == []
+    assert look(sampler, **given) == []
 
 
 def test_the_page_lists_every_planted_bug_and_no_other():

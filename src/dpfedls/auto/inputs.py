@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from dpfedls.auto.links import link_of
 from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input, each
 from dpfedls.people.units import AS_GIVEN, SEEN, AsGiven, is_usual, standardised
@@ -55,11 +56,17 @@ def _as_given(why: str) -> Inputs:
     return Inputs(AS_GIVEN, f"false: {why}")
 
 
-@torch.no_grad()
 def _has_learned(model: nn.Module, test: Samples, loss: Loss) -> bool:
-    """Whether its outputs fit their own targets much better than other samples' targets."""
+    """Whether it has much less loss than scores of zero, and than with other samples' targets.
+
+    Scores of any size, with random weights and inputs that nobody scaled, have more than the first;
+    a mean that happens to fit has as much as the second.
+    """
     device = next(model.parameters()).device
     inputs, targets = (as_input(part[:_TRIED]).to(device) for part in test)
     outputs = model(inputs)
-    own = loss(outputs, targets).mean()
-    return bool(own < _LEARNED * loss(outputs, targets.roll(len(targets) // 2, 0)).mean())
+    link, zeros = link_of(outputs), torch.zeros_like(outputs)
+    nothing = zeros if link is None else link.outputs(zeros)
+    others = targets.roll(len(targets) // 2, 0)
+    least = torch.minimum(loss(nothing, targets).mean(), loss(outputs, others).mean())
+    return bool(loss(outputs, targets).mean() < _LEARNED * least)

@@ -21,7 +21,7 @@ from dpfedls.people.samples import as_input
 
 _FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LARGE, SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
-_ALIKE, _MOST = 10.0, 0.9  # most columns of one kind have a reach within so many of the median's
+_ALIKE, _MOST = 10.0, 0.9  # columns of one kind: by how much, and how many of them, reach as far
 _CONSTANT = 1e-6  # of its mean: what a column's spread is lost below in float32
 SEEN = 10_000
 
@@ -131,9 +131,10 @@ def _scale(mean: Tensor, centred: Tensor) -> Tensor:
     changes = spread > _CONSTANT * mean.abs()
     if not changes.any():
         return torch.ones_like(spread)
-    reach = centred.abs().amax(0)
-    away = (reach / reach[changes].median()).log().abs()[changes]  # a rare pixel reaches 255, too
-    if (away <= math.log(_ALIKE)).double().mean() >= _MOST:
+    reach = centred.abs().amax(0)[changes]
+    usual, far = reach.median(), reach.max()
+    # A rare pixel reaches 255, too; of most, since some of them are darker wherever they are.
+    if far <= _ALIKE * usual and (reach >= usual / _ALIKE).double().mean() >= _MOST:
         return torch.full_like(spread, float(spread.square().mean().sqrt()))
     constant = torch.where(mean == 0, torch.ones_like(mean), mean.abs())
     return torch.where(changes, spread, constant)
