@@ -2,7 +2,9 @@
 
     python benchmarks/foreign.py run                    all tasks: runs what is missing
     python benchmarks/foreign.py run raw_table deep     some of them
+    python benchmarks/foreign.py test raw_table         ε alone without and with test samples
     python benchmarks/foreign.py table                  the table of docs/results/beyond.md
+    python benchmarks/foreign.py test-table             and of docs/results/rules.md
 
 Every run is a line of docs/results/foreign.jsonl: stop it and go on at will. Tuning by hand begins
 where ε alone does and changes one setting after another, with at most twice the rounds, people and
@@ -27,6 +29,7 @@ import held_tasks
 import many_tasks
 import msgspec
 import numpy as np
+import raw_tasks
 import torch
 import unit_tasks
 
@@ -44,7 +47,7 @@ WITH_TEST: dict[str, Any] = {"automatic with test": True}
 PAPER_CLIPS = (0.3, 1.0, 0.1, 3.0)
 
 TASKS = foreign_tasks.TASKS | held_tasks.TASKS | exponential_tasks.TASKS | unit_tasks.TASKS
-TASKS |= many_tasks.TASKS
+TASKS |= many_tasks.TASKS | raw_tasks.TASKS
 
 Settings = dict[str, Any]
 Row = dict[str, Any]
@@ -257,6 +260,40 @@ def run(name: str, epsilon: float, seeds: int, trials: int) -> None:
             record.run(name, epsilon, seed, settings)
 
 
+def with_test(name: str, epsilon: float, seeds: int) -> None:
+    """The paper's plan, and ε alone without and with public samples (the validation samples)."""
+    record = Record()
+    people = make(name, 0).data.num_clients
+    rows = [record.run(name, epsilon, 0, paper(people, clip)) for clip in PAPER_CLIPS]
+    best = max(rows, key=lambda row: score(row, "validation"))["settings"]
+    for seed in range(seeds):
+        for settings in (best, AUTOMATIC, WITH_TEST):
+            record.run(name, epsilon, seed, settings)
+
+
+def test_table() -> str:
+    """Each task and ε that was run with test samples, on the test samples, over the same seeds."""
+    lines = ["| task | ε | seeds | the paper's plan | ε alone | ε alone, `test=` |"]
+    lines.append("|---|---|---|---|---|---|")
+    kept = Record().rows.values()
+    for name, maker in TASKS.items():
+        what = (maker.__doc__ or "").strip().rstrip(".")
+        for epsilon in sorted({row["epsilon"] for row in kept}):
+            rows = [r for r in kept if (r["task"], r["epsilon"]) == (name, epsilon)]
+            seeds = {row["seed"] for row in rows if row["settings"] == WITH_TEST}
+            same = [row for row in rows if row["seed"] in seeds]
+            kinds = [[r for r in same if kind in r["settings"]] for kind in ("paper", *_ALONE)]
+            if seeds and all(kinds):
+                shown = [_mean(found) for found in kinds]
+                told = [f"{-mean:.4g}" if mean < 0 else f"{mean:.1f}" for mean in shown]
+                counts = f"{epsilon:g} | {len(seeds)}"
+                lines.append(f"| `{name}`: {what} | {counts} | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+_ALONE = ("automatic", "automatic with test")
+
+
 def table() -> str:
     """Each task and ε on the test samples; a loss has its difference in per cent."""
     lines = ["| task | ε | the paper's plan | ε alone | best of trials | trials | ε alone − best |"]
@@ -304,17 +341,19 @@ def _mean(rows: list[Row]) -> float:
 def main() -> None:
     """Run what is missing, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("what", choices=["run", "test", "table", "test-table"])
     parser.add_argument("tasks", nargs="*")
     parser.add_argument("--epsilon", type=float, action="append")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--trials", type=int, default=24)
     asked = parser.parse_args()
-    if asked.what == "run":
-        for name in asked.tasks or TASKS:
-            for epsilon in asked.epsilon or (1.0, 4.0):
-                run(name, epsilon, asked.seeds, asked.trials)
-    print(table())
+    pairs = [(name, e) for name in asked.tasks or TASKS for e in asked.epsilon or (1.0, 4.0)]
+    for name, epsilon in pairs:
+        if asked.what == "run":
+            run(name, epsilon, asked.seeds, asked.trials)
+        elif asked.what == "test":
+            with_test(name, epsilon, asked.seeds)
+    print(test_table() if "test" in asked.what else table())
 
 
 if __name__ == "__main__":

@@ -33,20 +33,24 @@ def inputs_for(model: nn.Module, test: Samples | None, loss: Loss, centre: bool 
     values, targets = each(lambda part: part[:SEEN], test)
     if not isinstance(values, torch.Tensor) or not values.is_floating_point():
         return _as_given("the test inputs are not one tensor of fractions")
-    found = as_input(values).double().square().mean(0).sqrt()
+    values = as_input(values).cpu()
+    found = values.double().square().mean(0).sqrt()
     least, most = (f"{float(size):.2g}" for size in (found.min(), found.max()))
+    usual = f"the test inputs have a usual scale, up to {most}"
     why = f"the columns of the test inputs have sizes from {least} to {most}, so people train on "
     why += "columns standardised by these"
     if is_usual(values):
         if not centre or values.double().mean(0).abs().max() < _CENTRED:
-            return _as_given(f"the test inputs have a usual scale, up to {most}")
+            return _as_given(usual)
         why = "the means of the test inputs are not 0, and with so little noise, or targets with "
         why += "units, a network learns better from inputs less these means"
     if len(values) < _FEWEST:
         return _as_given(f"{len(values)} test inputs are too few to tell units by")
     units = standardised(model, values)
-    if units is None or not (units.mean.any() or (units.scale != 1).any()):
+    if units is None:
         return _as_given("the model's first layer cannot take units in")
+    if not units.mean.any() and (units.scale == 1).all():  # a convolution has no mean
+        return _as_given(usual)
     if _has_learned(model, (values, targets), loss):
         return _as_given("the model has learned from such inputs already")
     return Inputs(units, f"true: {why}; the model takes inputs as they are")

@@ -55,30 +55,38 @@ class Standardised(AsGiven):
         return (features - self.mean) / self.scale
 
     def inward(self, params: Vector) -> Vector:
-        return self._changed(params, self._of_weight(params, self.scale), 1.0)
+        """By W x + b = (s W) ((x − m) ÷ s) + (b + W m)."""
+        changed = params.clone()
+        weight, bias = self._first(changed)
+        if bias is not None:
+            bias += self._of_mean(weight)
+        weight *= self._along(weight, self.scale)
+        return changed
 
     def outward(self, step: Vector) -> Vector:
-        return self._changed(step, 1 / self._of_weight(step, self.scale), -1.0)
+        changed = step.clone()
+        weight, bias = self._first(changed)
+        weight /= self._along(weight, self.scale)
+        if bias is not None:
+            bias -= self._of_mean(weight)
+        return changed
 
     def to(self, device: torch.device | str) -> Standardised:
         return replace(self, mean=self.mean.to(device), scale=self.scale.to(device))
 
-    def _changed(self, vector: Vector, factor: Tensor, sign: float) -> Vector:
-        """Weights times the factor; and what the mean adds to an output moves into the bias."""
-        changed = vector.clone()
-        tensors, given = self.layout.split(changed), self.layout.split(vector)
-        tensors[self.weight].mul_(factor)
-        if self.bias is not None:
-            # W (x − m) ÷ s + b: with weights of inputs as given, in either direction.
-            raw = (given if sign > 0 else tensors)[self.weight].double()
-            mean = self._of_weight(vector, self.mean).double()
-            tensors[self.bias].add_((sign * (raw * mean).flatten(1).sum(1)).to(vector.dtype))
-        return changed
+    def _first(self, vector: Vector) -> tuple[Tensor, Tensor | None]:
+        """Views of the first layer's weight and bias."""
+        tensors = self.layout.split(vector)
+        return tensors[self.weight], None if self.bias is None else tensors[self.bias]
 
-    def _of_weight(self, vector: Vector, values: Tensor) -> Tensor:
-        """One value a column or channel of the first layer's inputs, to be multiplied with it."""
-        rank = len(self.layout.shapes[self.layout.names.index(self.weight)])
-        return values.to(vector.device).reshape(1, -1, *([1] * (rank - 2)))
+    def _of_mean(self, weight: Tensor) -> Tensor:
+        """What the layer, with weights for inputs as given, makes of the mean."""
+        made = weight.double() * self._along(weight, self.mean).double()
+        return made.flatten(1).sum(dim=1).to(weight.dtype)
+
+    def _along(self, weight: Tensor, values: Tensor) -> Tensor:
+        """One value a column or channel, along the weight's axis of inputs."""
+        return values.to(weight.device).reshape(1, -1, *[1] * (weight.dim() - 2))
 
 
 def standardised(model: nn.Module, inputs: Any) -> Standardised | None:
