@@ -29,7 +29,9 @@ def inputs_for(model: nn.Module, test: Samples | None, loss: Loss, centre: bool 
     Inputs of a usual scale stay as given, or are only centred where that is asked for.
     """
     if test is None:
-        return _as_given("no test inputs are there to tell their units by")
+        return _as_given(
+            "without test= nobody may know the units of inputs, so let columns be around 1"
+        )
     values, targets = each(lambda part: part[:SEEN], test)
     if not isinstance(values, torch.Tensor) or not values.is_floating_point():
         return _as_given("the test inputs are not one tensor of fractions")
