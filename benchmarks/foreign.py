@@ -4,7 +4,7 @@
     python benchmarks/foreign.py run raw_table deep     some of them
     python benchmarks/foreign.py test raw_table         ε alone without and with test samples
     python benchmarks/foreign.py table                  the table of docs/results/beyond.md
-    python benchmarks/foreign.py test-table             and of docs/results/rules.md
+    python benchmarks/foreign.py test-table             and that of its public tables
 
 Every run is a line of docs/results/foreign.jsonl: stop it and go on at will. Tuning by hand begins
 where ε alone does and changes one setting after another, with at most twice the rounds, people and
@@ -44,6 +44,7 @@ from dpfedls.stepping import NoiseRate
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "foreign.jsonl"
 AUTOMATIC: dict[str, Any] = {"automatic": True}
 WITH_TEST: dict[str, Any] = {"automatic with test": True}
+_SHOWN = ("paper", *AUTOMATIC, *WITH_TEST)
 PAPER_CLIPS = (0.3, 1.0, 0.1, 3.0)
 
 TASKS = foreign_tasks.TASKS | held_tasks.TASKS | exponential_tasks.TASKS | unit_tasks.TASKS
@@ -282,16 +283,13 @@ def test_table() -> str:
             rows = [r for r in kept if (r["task"], r["epsilon"]) == (name, epsilon)]
             seeds = {row["seed"] for row in rows if row["settings"] == WITH_TEST}
             same = [row for row in rows if row["seed"] in seeds]
-            kinds = [[r for r in same if kind in r["settings"]] for kind in ("paper", *_ALONE)]
+            kinds = [[r for r in same if kind in r["settings"]] for kind in _SHOWN]
             if seeds and all(kinds):
                 shown = [_mean(found) for found in kinds]
                 told = [f"{-mean:.4g}" if mean < 0 else f"{mean:.1f}" for mean in shown]
                 counts = f"{epsilon:g} | {len(seeds)}"
                 lines.append(f"| `{name}`: {what} | {counts} | {' | '.join(told)} |")
     return "\n".join(lines)
-
-
-_ALONE = ("automatic", "automatic with test")
 
 
 def table() -> str:
@@ -347,6 +345,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--trials", type=int, default=24)
     asked = parser.parse_args()
+    if unknown := set(asked.tasks) - TASKS.keys():
+        parser.error(f"unknown tasks {sorted(unknown)}; known are {', '.join(TASKS)}")
     pairs = [(name, e) for name in asked.tasks or TASKS for e in asked.epsilon or (1.0, 4.0)]
     for name, epsilon in pairs:
         if asked.what == "run":

@@ -20,7 +20,7 @@ from dpfedls.parameters import Coordinates, Layout, Vector
 from dpfedls.people.samples import as_input
 
 _FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-LARGE, SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
+_LARGE, _SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
 _ALIKE, _MOST = 10.0, 0.9  # columns of one kind: by how much, and how many of them, reach as far
 _CONSTANT = 1e-6  # of its mean: what a column's spread is lost below in float32
 SEEN = 2000  # test inputs that are looked at
@@ -121,7 +121,7 @@ def is_usual(inputs: Tensor) -> bool:
     values = as_input(inputs[:SEEN]).cpu().double()
     squares, there = values.square().sum(0), (values != 0).sum(0).clamp(min=1)
     large, small = (squares / len(values)).max().sqrt(), (squares / there).max().sqrt()
-    return bool(large <= LARGE and small >= SMALL)
+    return bool(large <= _LARGE and small >= _SMALL)
 
 
 def folded(model: nn.Module, units: AsGiven) -> nn.Module:
