@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ class Bound:
     """What a round asks of each client, and how much it may count: public, the same for everybody.
 
     With an indicator one more coordinate, of that weight, holds a yes or no: whether the update is
-    inside the ball, or, where there is an earlier model, whether this one has less loss.
+    inside the ball, or, where there is an earlier model, whether this one has less loss. With a
+    question (people.survey) clients send their answers to it, and no update.
     """
 
     norm: float  # of the clipped update, in ℓ2
@@ -23,6 +25,7 @@ class Bound:
     quantile: float = 0.5  # the share of updates that should be inside; the indicator's centre
     earlier: Vector | None = None
     pace: float = 1.0  # times the learning rate
+    question: Any = None
 
 
 def clip(updates: Updates, norm: float) -> Updates:

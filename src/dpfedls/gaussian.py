@@ -36,7 +36,7 @@ def gaussian_release(
     noisy = total
     if plan.is_private:
         noisy = noise(len(total), total.device).mul_(stddev).add_(total)
-    average = (noisy[: layout.dim] / cohort).to(torch.float32)
     weight, quantile = plan.clipping.indicator(clip_norm), plan.clipping.quantile
-    inside = quantile + float(noisy[layout.dim]) / (weight * cohort) if weight else None
+    average = (noisy[: len(noisy) - (weight > 0)] / cohort).to(torch.float32)
+    inside = quantile + float(noisy[-1]) / (weight * cohort) if weight else None
     return Release(average, stddev / cohort, layout, round_, clip_norm, inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ import torch
 from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_ahead
 from dpfedls.errors import InputError, require_share
-from dpfedls.gaussian import gaussian_release
+from dpfedls.gaussian import Release, gaussian_release
 from dpfedls.parameters import PLAIN, Coordinates, Layout, Total, Vector
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
@@ -29,9 +30,10 @@ class ServerState:
     clip_norm: float  # of the next round
     memory: Memory = field(default_factory=dict)  # the denoiser's
     votes: Votes | None = None  # on whether learning stalls
+    survey: Memory = field(default_factory=dict)  # what is known of the units of inputs
 
     def to(self, device: torch.device | str) -> ServerState:
-        """The same state on another device."""
+        """The same state on another device; what is known of units stays where it is."""
         memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
         votes = self.votes and self.votes.to(device)
         params, average = self.params.to(device), self.average.to(device)
@@ -56,6 +58,7 @@ class Server:
     schedule: Schedule = "constant"
     shorten: float | None = None  # local trainings by this, once learning stalls (privacy.stall)
     coordinates: Coordinates = PLAIN  # of broadcasts and releases; states are for inputs as given
+    survey: Any = None  # asks for the units of inputs in the first rounds (people.survey)
 
     def __post_init__(self) -> None:
         if isinstance(self.denoiser, type) or not callable(self.denoiser):
@@ -69,20 +72,26 @@ class Server:
         """The state before the first round."""
         memory = first_memory(self.denoiser, self.layout)
         votes = None if self.shorten is None else Votes(params, params)
-        norm = self.plan.clipping.start
-        return ServerState(0, params, params, norm, memory, votes).to(params.device)
+        norm, survey = self.plan.clipping.start, self.survey.start() if self.survey else {}
+        return ServerState(0, params, params, norm, memory, votes, survey).to(params.device)
+
+    def units(self, state: ServerState) -> Coordinates:
+        """In which clients train."""
+        return self.survey.found(state.survey) if self.survey else self.coordinates
 
     def bound(self, state: ServerState) -> Bound:
         """What a client may contribute to the next round."""
         norm, clipping = state.clip_norm, self.plan.clipping
         asked = (norm, clipping.indicator(norm), clipping.quantile)
+        if question := self.survey and self.survey.question(state.survey):
+            return Bound(*asked, question=question)
         compared = earlier(state.votes, self.plan, state.round)
-        compared = compared if compared is None else self.coordinates.inward(compared)
+        compared = compared if compared is None else self.units(state).inward(compared)
         return Bound(*asked, earlier=compared, pace=1 / self._longer(state.votes))
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""
-        return look_ahead(self.denoiser, self.coordinates.inward(state.params), state.memory)
+        return look_ahead(self.denoiser, self.units(state).inward(state.params), state.memory)
 
     def step(self, state: ServerState) -> float:
         """What the next round's direction is multiplied by."""
@@ -98,17 +107,28 @@ class Server:
         release = gaussian_release(  # ── privacy boundary ──
             total, plan, state.clip_norm, t, noise, self.layout
         )
+        units, bound = self.units(state), self.bound(state)
+        if bound.question is not None:
+            return self._answered(state, release)
         release = replace(release, step=self.step(state))
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
-        params = state.params + release.step * self.coordinates.outward(direction)
+        params = state.params + release.step * units.outward(direction)
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         votes = following(state.votes, plan, t, release.inside, params)
-        lengths = release.inside if self.bound(state).earlier is None else None
-        length = float(self.coordinates.inward(params).norm(dtype=torch.float64))
+        lengths = release.inside if bound.earlier is None else None
+        length = float(units.inward(params).norm(dtype=torch.float64))
         known = (lengths, t, release.noise_stddev, length)
         norm = plan.clipping.following(state.clip_norm, *known)
         norm *= self._longer(state.votes) / self._longer(votes)  # shorter with the updates
-        return ServerState(t + 1, params, average, norm, memory, votes)
+        return ServerState(t + 1, params, average, norm, memory, votes, state.survey)
+
+    def _answered(self, state: ServerState, release: Release) -> ServerState:
+        """The model waits; once units are known, it is the same one for inputs in these."""
+        survey = self.survey.following(state.survey, release)
+        state = replace(state, round=state.round + 1, survey=survey)
+        params = self.units(state).outward(state.params)
+        votes = state.votes and Votes(params, params)
+        return replace(state, params=params, average=params, votes=votes)
 
     def _longer(self, votes: Votes | None) -> float:
         """By how much the server may go further, since clients go less far."""

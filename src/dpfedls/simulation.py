@@ -41,7 +41,8 @@ class Simulation:
         """One round of DP-Fed-LS: sample, train, clip, sum; then noise, denoise, step."""
         server, streams, t = self.server, self.streams, state.round
         cohort = server.plan.sampler.sample(server.plan.num_clients, streams.sampling(t))
-        total = self.engine.clipped_total(
+        engine = self.engine.in_units(server.units(state))
+        total = engine.clipped_total(
             server.broadcast(state), cohort, t, streams.shuffling(t), server.bound(state)
         )
         return server.finish_round(state, total, streams.noise(t), streams.nonce(t))

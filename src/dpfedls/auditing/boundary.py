@@ -50,7 +50,7 @@ def boundary(plan: PrivacyPlan, record: Record, absent: tuple[int, ...] = ()) ->
         noise = [np.zeros(1)]
     least = min(multipliers) if np.isfinite(multipliers[1:]).all() else 0.0
     least = least if math.isfinite(least) else 0.0
-    return Seen(list(dict.fromkeys(problems)), least, np.stack(noise))
+    return Seen(list(dict.fromkeys(problems)), least, np.concatenate([n.ravel() for n in noise]))
 
 
 def fresh_problems(record: Record) -> list[str]:

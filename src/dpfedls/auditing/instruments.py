@@ -19,6 +19,7 @@ from dpfedls.engine import Engine
 from dpfedls.gaussian import Release
 from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.survey import Survey
 from dpfedls.randomness import Noise, RandomStreams
 from dpfedls.sampling import Indices
 from dpfedls.server import ServerState
@@ -134,6 +135,24 @@ class ObservedEngine(Engine):
 
     record: Record = field(default_factory=Record)
     absent: tuple[int, ...] = ()
+    planted: Planted = lambda clients, round_, norm, updates: updates
+
+    def in_units(self, units: Any) -> Engine:
+        made = super().in_units(units)
+        if made is self:
+            return self
+        return replace(
+            made,
+            update=ObservedUpdate(made.update, self.record, self.planted),
+            losses=made.losses and ObservedLosses(made.losses, self.record),
+        )
+
+    def _answers(self, params: Vector, block: Indices, bound: Bound) -> Updates:
+        seen, made = self.record[self.record.current], super()._answers(params, block, bound)
+        rows = self.planted(block, seen.number, bound.norm, made)
+        seen.clients.append(block.copy())
+        seen.rows.append(rows.clone())
+        return rows
 
     def clipped_total(
         self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
@@ -198,6 +217,18 @@ class ObservedDenoiser:
         return look_ahead(self.inner, params, memory)
 
 
+@dataclass(frozen=True, eq=False)
+class ObservedSurvey(Survey):
+    """The real questions; the releases that answer them are kept."""
+
+    record: Record = field(default_factory=Record)
+
+    def following(self, known: Memory, release: Release) -> Memory:
+        kept = replace(release, value=release.value.clone())
+        self.record[self.record.current].releases.append(kept)
+        return super().following(known, release)
+
+
 def as_trained(clients: Indices, round_: int, norm: float, updates: Updates) -> Updates:
     """Nothing planted."""
     return updates
@@ -216,10 +247,14 @@ def observed(
             "losses": engine.losses and ObservedLosses(engine.losses, record),
             "record": record,
             "absent": tuple(absent),
+            "planted": planted,
         }
     )
+    server = simulation.server
     server = replace(
-        simulation.server, denoiser=ObservedDenoiser(simulation.server.denoiser, record)
+        server,
+        denoiser=ObservedDenoiser(server.denoiser, record),
+        survey=server.survey and ObservedSurvey(**vars(server.survey), record=record),
     )
     return replace(
         simulation,

@@ -26,12 +26,13 @@ from dpfedls.auditing.worlds import Watched, World
 from dpfedls.denoising import denoise, first_memory
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
+from dpfedls.people.survey import Question
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.curve import epsilon_by_round
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
-from dpfedls.runs.fitting import units_of
+from dpfedls.runs.fitting import survey_of, units_of
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.model_file import trained_vector
 from dpfedls.runs.recipe import Recipe
@@ -42,32 +43,39 @@ from dpfedls.stepping import NoiseRate
 def replayed(world: Watched) -> list[ServerState]:
     """The states after each round, from the recipe, the first model and the releases."""
     recipe, layout = world.recipe, Layout.of(world.task.model)
-    units = units_of(recipe, world.task)
+    units, survey = units_of(recipe, world.task), survey_of(recipe, world.task)
+    asked_of = {} if survey is None else survey.start()
     params = units.outward(layout.read(world.task.model))
     norm = recipe.plan.clipping.start
     denoiser = copy.deepcopy(world.denoiser)
     memory, votes = first_memory(denoiser, layout), stall.known(recipe, [params], [])
-    states = [ServerState(0, params, params, norm, memory, votes)]
-    average, weights, shares = params, 1.0, []
+    states = [ServerState(0, params, params, norm, memory, votes, asked_of)]
+    average, weights, shares, models = params, 1.0, [], [params]
     for seen in world.record:
         release = seen.releases[0]
         if seen.number in world.record.lost:  # what a denoiser kept in itself the crash took too
             denoiser = copy.deepcopy(world.denoiser)
-        # Not by the server's own function: the audit has to know what was promised, not what runs.
-        step = _step(recipe, states[-1])
-        direction, memory = denoise(denoiser, replace(release, step=step), memory)
-        params = params + step * units.outward(direction)
+        if survey is not None and survey.question(asked_of) is not None:
+            asked_of = survey.following(asked_of, release)
+            units = survey.found(asked_of)
+            average = params = units.outward(params)  # the model waits, and is then one of these
+            shares, models = [*shares, None], [params] * (seen.number + 2)
+        else:
+            # Not by the server's own function: the audit has to know what was promised.
+            step = _step(recipe, states[-1])
+            direction, memory = denoise(denoiser, replace(release, step=step), memory)
+            params = params + step * units.outward(direction)
+            asked = stall.earlier(recipe, seen.number, votes) is not None
+            own = units.inward(params)
+            norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number, own)
+            shares, models = [*shares, release.inside], [*models, params]
         # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
         weights = recipe.averaging * weights + 1
         average = average.lerp(params, 1 / weights)
-        asked = stall.earlier(recipe, seen.number, votes) is not None
-        own = units.inward(params)
-        norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number, own)
-        shares.append(release.inside)
         before = stall.pace(recipe, votes)
-        votes = stall.known(recipe, [*(s.params for s in states), params], shares)
+        votes = stall.known(recipe, models, shares)
         norm *= stall.pace(recipe, votes) / before  # updates become as much shorter
-        states.append(ServerState(seen.number + 1, params, average, norm, memory, votes))
+        states.append(ServerState(seen.number + 1, params, average, norm, memory, votes, asked_of))
     return states
 
 
@@ -127,8 +135,12 @@ def neighbour_problems(one: World, other: World) -> list[str]:
 def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
     """What clients are asked, and what the server keeps, follows from the releases before."""
     ahead, recipe = getattr(world.denoiser, "ahead", None), world.recipe
-    units = units_of(recipe, world.task)
+    units, survey = units_of(recipe, world.task), survey_of(recipe, world.task)
     for seen, state, after in zip(world.record, states, states[1:], strict=False):
+        question = None if survey is None else survey.question(state.survey)
+        units = units if survey is None else survey.found(state.survey)
+        if not _same_question(seen.bounds[0].question, question):
+            return ["what people are asked does not follow from the releases before"]
         start = units.inward(state.params)
         start = start if ahead is None else ahead(start, state.memory)
         if seen.start is None or not torch.equal(seen.start, start):
@@ -136,7 +148,7 @@ def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
         bound, pace = seen.bounds[0], stall.pace(recipe, state.votes)
         if not math.isclose(bound.norm, state.clip_norm, rel_tol=1e-9):
             return ["the clip norm of a round does not follow from the releases before it"]
-        earlier = stall.earlier(recipe, seen.number, state.votes)
+        earlier = None if question else stall.earlier(recipe, seen.number, state.votes)
         earlier = earlier if earlier is None else units.inward(earlier)
         if not _same(bound.earlier, earlier):
             return ["who votes, or on which two models, does not follow from the releases before"]
@@ -279,7 +291,12 @@ def _payments(folder: Path) -> Any:
 
 def _differing(found: ServerState, state: ServerState) -> list[str]:
     """What of a state is not as it should be."""
-    kept, kept_too = (one.memory | stall.named(one.votes) for one in (found, state))
+    kept, kept_too = (
+        one.memory
+        | stall.named(one.votes)
+        | {f"units.{name}": values for name, values in one.survey.items()}
+        for one in (found, state)
+    )
     same = {
         "the number": found.round == state.round,
         "the model": torch.equal(found.params, state.params),
@@ -288,6 +305,13 @@ def _differing(found: ServerState, state: ServerState) -> list[str]:
         **{n: _same(kept.get(n), kept_too.get(n)) for n in sorted(kept | kept_too)},
     }
     return [what for what, is_same in same.items() if not is_same]
+
+
+def _same_question(one: Question | None, other: Question | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    tensors = ((one.mean, other.mean), (one.reach, other.reach), (one.asked, other.asked))
+    return one.kind == other.kind and all(torch.equal(*pair) for pair in tensors)
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -28,6 +28,7 @@ from dpfedls.auditing.worlds import (
 )
 from dpfedls.denoising import AnyCallable
 from dpfedls.errors import InputError
+from dpfedls.people.survey import Measured
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs.fitting import ready
@@ -76,7 +77,7 @@ def audit(
         check_canaries(recipe.plan, canaries)
     denoiser = denoiser or built(recipe.denoiser)
     alone = _alone(recipe)
-    small = msgspec.structs.replace(alone, plan=_shorter(recipe.plan, rounds))
+    small = _briefly_asking(msgspec.structs.replace(alone, plan=_shorter(recipe.plan, rounds)))
     watch(0, "many cheap rounds")
     made_up, seen, problems = _many_rounds(alone, trials)
     person = person_in(made_up)
@@ -89,7 +90,7 @@ def audit(
     with tempfile.TemporaryDirectory(prefix="dpfedls-audit-") as place:
         try:
             problems |= whole_run_problems(small, task, denoiser, Path(place), made_up, person)
-            problems |= vote_problems(alone, task, denoiser, person)
+            problems |= vote_problems(_asking_nothing(alone), task, denoiser, person)
         except InputError as error:  # whatever people send, a run goes on
             problems["whole runs"] = [f"one stopped: {error}"]
     problems["people in company"] = company_problems(small, task, denoiser, made_up)
@@ -185,7 +186,7 @@ def canary_run(
     """Train the recipe once with canaries among its clients; none is no run."""
     if count == 0:
         return []
-    simulation, model = prepare(recipe, task, denoiser)
+    simulation, model = prepare(_asking_nothing(recipe), task, denoiser)
     server, layout = simulation.server, simulation.server.layout
     if count is None:
         # Canaries are each other's noise: k of them in d dimensions show no more than μ = √(d/k).
@@ -199,6 +200,22 @@ def _alone(recipe: Recipe) -> Recipe:
         recipe, calibrate=None, population=None, budget=None, diagnose=False, mode="simulation",
         device="cpu",
     )  # fmt: skip
+
+
+def _briefly_asking(recipe: Recipe) -> Recipe:
+    """Each question about units in one round, so that a few rounds hold them all, and trainings."""
+    asks = recipe.standardise
+    if not isinstance(asks, Measured):
+        return recipe
+    asks = msgspec.structs.replace(asks, first=1, later=min(1, asks.later))
+    return msgspec.structs.replace(recipe, standardise=asks)
+
+
+def _asking_nothing(recipe: Recipe) -> Recipe:
+    """Trainings from the first round on, in units as given."""
+    asks = recipe.standardise
+    given = False if isinstance(asks, Measured) else asks
+    return msgspec.structs.replace(recipe, standardise=given)
 
 
 def _shorter(plan: PrivacyPlan, rounds: int) -> PrivacyPlan:

@@ -64,6 +64,7 @@ class _Known(NamedTuple):
     plan: PrivacyPlan
     rates: Rates
     public: bool  # whether the inputs that the model was tried on are the server's own
+    measured: bool  # whether the first rounds ask for the units of each column
     open: frozenset[str]  # what of ALL is left to us
     most: float  # the usual limit of the server rate
     gathered: float  # noise in a weight at server rate 1 and clip norm 1
@@ -92,18 +93,20 @@ def rates_for(
     *,
     samples: Samples,
     public: bool,
+    measured: bool = False,
     open_: frozenset[str] = ALL,
 ) -> Fitted:
     """Server rate and local training, by the model's answers to public or random inputs.
 
     ``samples`` that are public, the server's own, are used; of others the shape alone, made up.
+    ``measured``: people train in units that the first rounds find, where made-up inputs are alike.
     ``open_``: which of ``ALL`` are to be chosen. Long steps of the server go with short trainings,
     so neither is chosen where the other is given.
     """
     inputs, targets = samples if public else made_up(model, samples)
     rates = rates_on(model, inputs, loss, as_input(targets).cpu())
     gathered = noise_gathered(schedule, plan, 1.0)
-    known = _Known(plan, rates, public, open_, MOST_RATE[schedule], gathered)
+    known = _Known(plan, rates, public, measured, open_, MOST_RATE[schedule], gathered)
     if rates.noise is not None:
         return _of_scores(known, rates.noise)
     return _with_exponential(known) if rates.exponential else _with_units(known)
@@ -127,10 +130,11 @@ def _of_scores(known: _Known, noise: float) -> Fitted:
     said = f"{noise:.2g}, the most that the model tolerates on {known.source}"
     convolves = known.rates.convolves
     if falls and known.plan.rounds >= max(ROUNDS) and known.open >= ALL:
-        if limited and (known.public or convolves):
+        if limited and (known.public or known.measured or convolves):
             most = PASS_RATE_OF_CONVOLUTIONS if convolves else PASS_RATE
             return _one_pass(known, NoiseRate(noise=noise, at_most=most), said)
-        noisiest = PASSES_NOISE if known.public else PASSES_NOISE_IF_UNKNOWN
+        unknown = not known.public and not known.measured
+        noisiest = PASSES_NOISE_IF_UNKNOWN if unknown else PASSES_NOISE
         if at_the_limit(known.plan) <= noisiest and not convolves:
             return _few_passes(known, NoiseRate(noise=noise, at_most=PASSES_RATE), said)
     local, why = _usual(known)

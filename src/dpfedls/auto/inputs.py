@@ -1,8 +1,9 @@
-"""Whether inputs are in units of their own, by the test inputs, which are public."""
+"""The units of inputs: by the test inputs, which are public, or by what the first rounds ask."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -10,10 +11,17 @@ from torch import nn
 from dpfedls.auto.links import link_of
 from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input, each
-from dpfedls.people.units import AS_GIVEN, SEEN, AsGiven, is_usual, standardised
+from dpfedls.people.survey import Measured, is_fresh
+from dpfedls.people.units import AS_GIVEN, SEEN, AsGiven, is_usual, standardised, unmeasured
+from dpfedls.privacy.plan import PrivacyPlan
 
 _LEARNED, _TRIED = 0.9, 1000
 _FEWEST, _CENTRED = 10, 0.1
+# Rounds that ask for units, as a share of all: to tell sizes, and for each question after it. Of
+# noise in the shares of a column's values, of all columns' together, and in means and distances.
+_FIRST, _LATER = 0.15, 0.05
+_HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
+_CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.075, 0.025, 0.1
 
 
 class Inputs(NamedTuple):
@@ -23,15 +31,11 @@ class Inputs(NamedTuple):
     why: str
 
 
-def inputs_for(model: nn.Module, test: Samples | None, loss: Loss, centre: bool = False) -> Inputs:
+def inputs_for(model: nn.Module, test: Samples, loss: Loss, centre: bool = False) -> Inputs:
     """Standardised by the test inputs where their units are not usual and the model allows it.
 
     Inputs of a usual scale stay as given, or are only centred where that is asked for.
     """
-    if test is None:
-        return _as_given(
-            "without test= nobody may know the units of inputs, so let columns be around 1"
-        )
     values, targets = each(lambda part: part[:SEEN], test)
     if not isinstance(values, torch.Tensor) or not values.is_floating_point():
         return _as_given("the test inputs are not one tensor of fractions")
@@ -55,7 +59,43 @@ def inputs_for(model: nn.Module, test: Samples | None, loss: Loss, centre: bool 
         return _as_given(usual)
     if _has_learned(model, (values, targets), loss):
         return _as_given("the model has learned from such inputs already")
-    return Inputs(units, f"true: {why}; the model takes inputs as they are")
+    return Inputs(units, f"true: {why}; {_TAKES}")
+
+
+def measuring(
+    plan: PrivacyPlan, model: nn.Module, like: Any, centre: bool
+) -> tuple[Measured | None, str]:
+    """How many of the first rounds ask for units, by how much noise they have; and why.
+
+    Of ``like``, somebody's inputs, shape and type alone are looked at.
+    """
+    units = unmeasured(model, like)
+    if units is None or not is_fresh(model, units):
+        return (
+            None,
+            "false: the model's first layer cannot take units in, so let columns be around 1",
+        )
+    columns, noise = units.mean.numel(), plan.noise_stddev(1.0) / plan.expected_cohort
+
+    def rounds(numbers: int, enough: float) -> int:
+        return max(1, math.ceil(numbers * (noise / enough) ** 2))
+
+    first, together = rounds(columns, _CLEAR), rounds(1, _CLEAR_TOGETHER)
+    said = "people first say, with noise, how large their inputs are"
+    if first <= _FIRST * plan.rounds:
+        later = max(1, min(rounds(columns, _CLEAR_LATER), int(_LATER * plan.rounds)))
+        why = (
+            f"{said}, in {first} rounds, and up to {4 * later} more if units are not around 1; the "
+        )
+        why += "model takes inputs as they are"
+        return Measured(first=first, later=later, centre=centre), why
+    if together <= _FIRST * plan.rounds:
+        why = (
+            f"{said}, in {together} rounds, and all columns together: there is too much noise for "
+        )
+        why += f"each of {columns}; the model takes inputs as they are"
+        return Measured(first=together, columns=False), why
+    return None, f"false: there is too much noise to ask for units, {_HINT}"
 
 
 def _as_given(why: str) -> Inputs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Total, Updates, Vector
 from dpfedls.people.lazy import People, someone
+from dpfedls.people.units import AS_GIVEN, AsGiven
 from dpfedls.sampling import Indices
 
 
@@ -36,13 +37,21 @@ class Engine:
     ranks: Workers = ALONE  # who else trains a part of each cohort
     failing: Literal["stop", "zero"] = "stop"  # what a person who cannot be trained does to the run
     losses: Callable[[Vector, Indices], Tensor] | None = None  # each client's, for votes
+    made_in: Callable[[AsGiven], Engine] | None = None  # if units of inputs are found on the way
+
+    def in_units(self, units: Any) -> Engine:
+        """The same for people whose inputs have these units; itself where units are settled."""
+        if self.made_in is None or units is AS_GIVEN:
+            return self
+        made = self.made_in(units)
+        return replace(self, update=made.update, data=made.data, losses=made.losses)
 
     def clipped_total(
         self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
     ) -> Total:
         """The sum of the cohort's clipped updates, in float64; sensitive until noise is added."""
         mine = self.ranks.share(cohort, self.data.sizes[cohort])
-        total = params.new_zeros(len(params) + (bound.indicator > 0), dtype=torch.float64)
+        total = _zeros(params, bound)
         with self._threads():
             for block in self._blocks(mine):
                 total += self._block_total(params, block, round_, key, bound)
@@ -75,7 +84,7 @@ class Engine:
             one, two = (self._block_total(params, half, round_, key, bound) for half in halves)
             return one + two
         if self.failing == "zero" and self._fits(params, bound.norm):
-            return params.new_zeros(len(params) + (bound.indicator > 0), dtype=torch.float64)
+            return _zeros(params, bound)
         raise InputError(
             "one client alone does not fit into the device's memory; end what else uses it, take "
             "another device, or set a smaller local.batch_size for a new run"
@@ -99,6 +108,8 @@ class Engine:
         self, params: Vector, block: Indices, round_: int, key: int, bound: Bound
     ) -> Updates:
         try:
+            if bound.question is not None:
+                return self._answers(params, block, bound)
             return self.update(params, block, round_, key, bound.norm, bound.pace)
         except torch.OutOfMemoryError:
             raise
@@ -114,6 +125,12 @@ class Engine:
                 f"({first_line(error)}); make model, loss and these clients' samples fit"
                 f"{'' if self.name == 'looped' else ours}"
             ) from error
+
+    def _answers(self, params: Vector, block: Indices, bound: Bound) -> Updates:
+        """What each client says of its inputs, as long as an update may be."""
+        given = (self.data.client(int(j))[0] for j in block)
+        rows = torch.stack([bound.question.answers(features) for features in given])
+        return (bound.norm * rows).float().to(params.device)
 
     def _better(self, params: Vector, block: Indices, bound: Bound) -> Tensor | None:
         """For whom the model is better than the earlier one, where that is asked."""
@@ -137,9 +154,15 @@ class Engine:
     ) -> Updates:
         """Whoever fails alone counts as zero: others must not, and nobody may hear who it was."""
         if len(block) == 1:
-            return params.new_zeros(1, len(params))
+            return _zeros(params, replace(bound, indicator=0.0)).float()[None]
         rows = [self._updates(params, block[[i]], round_, key, bound) for i in range(len(block))]
         return torch.cat(rows)
+
+
+def _zeros(params: Vector, bound: Bound) -> Total:
+    """A sum of nobody's contributions."""
+    length = len(params) if bound.question is None else bound.question.length
+    return params.new_zeros(length + (bound.indicator > 0), dtype=torch.float64)
 
 
 def first_line(error: BaseException) -> str:

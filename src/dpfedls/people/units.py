@@ -20,7 +20,7 @@ from dpfedls.parameters import Coordinates, Layout, Vector
 from dpfedls.people.samples import as_input
 
 _FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-_LARGE, _SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
+LARGE, SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
 _ALIKE, _MOST = 10.0, 0.9  # columns of one kind: by how much, and how many of them, reach as far
 _CONSTANT = 1e-6  # of its mean: what a column's spread is lost below in float32
 SEEN = 2000  # test inputs that are looked at
@@ -36,6 +36,10 @@ class AsGiven(Coordinates):
     def to(self, device: torch.device | str) -> AsGiven:
         """The same on another device."""
         return self
+
+    def same(self, other: AsGiven) -> bool:
+        """Whether they are equal."""
+        return self is other
 
 
 AS_GIVEN = AsGiven()
@@ -74,6 +78,10 @@ class Standardised(AsGiven):
     def to(self, device: torch.device | str) -> Standardised:
         return replace(self, mean=self.mean.to(device), scale=self.scale.to(device))
 
+    def same(self, other: AsGiven) -> bool:
+        both = isinstance(other, Standardised)
+        return both and torch.equal(self.mean, other.mean) and torch.equal(self.scale, other.scale)
+
     def _first(self, vector: Vector) -> tuple[Tensor, Tensor | None]:
         """Views of the first layer's weight and bias."""
         tensors = self.layout.split(vector)
@@ -97,23 +105,34 @@ def standardised(model: nn.Module, inputs: Any) -> Standardised | None:
     usual scale keep it. A convolution has a scale for each channel, and no mean: its borders are
     zeros.
     """
-    layer = next((kv for kv in model.named_modules() if isinstance(kv[1], _FIRST)), None)
-    plain = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() > 1
-    if layer is None or not plain or len(inputs) < 2:
+    units = unmeasured(model, inputs)
+    if units is None or len(inputs) < 2:
         return None
-    name, first = layer
     inputs = inputs[:SEEN]
-    values, dot = as_input(inputs).cpu().double(), f"{name}." if name else ""
-    if not isinstance(first, nn.Linear):
+    values = as_input(inputs).cpu().double()
+    if units.mean.shape != values.shape[1:]:
         channels = values.transpose(0, 1).flatten(1).T  # one column each
         values = channels.reshape(-1, values.shape[1], *[1] * (values.dim() - 2))
-    bias = None if first.bias is None or not isinstance(first, nn.Linear) else f"{dot}bias"
-    mean = values.mean(0) if bias is not None else torch.zeros_like(values[0])
-    scale = torch.ones_like(mean)
-    if not is_usual(inputs):
-        scale = _scale(mean, values - mean)
-    found = Standardised(Layout.of(model), f"{dot}weight", bias, mean.float(), scale.float())
-    return found if _takes_in(model, found, inputs) else None
+    mean = values.mean(0) if units.bias is not None else torch.zeros_like(values[0])
+    scale = units.scale if is_usual(inputs) else _scale(mean, values - mean)
+    return replace(units, mean=mean.float(), scale=scale.float())
+
+
+def unmeasured(model: nn.Module, like: Any) -> Standardised | None:
+    """For inputs of that shape: means of 0, scales of 1; None where the model cannot take units in.
+
+    Nothing of the inputs is looked at but their shape and type.
+    """
+    layer = next((kv for kv in model.named_modules() if isinstance(kv[1], _FIRST)), None)
+    plain = isinstance(like, Tensor) and like.is_floating_point() and like.dim() > 1
+    if layer is None or not plain:
+        return None
+    (name, first), shape = layer, like.shape[1:]
+    dot, linear = f"{name}." if name else "", isinstance(first, nn.Linear)
+    mean = torch.zeros(shape if linear else (shape[0], *[1] * (len(shape) - 1)))
+    bias = f"{dot}bias" if linear and first.bias is not None else None
+    found = Standardised(Layout.of(model), f"{dot}weight", bias, mean, torch.ones_like(mean))
+    return found if _takes_in(model, found, like) else None
 
 
 def is_usual(inputs: Tensor) -> bool:
@@ -121,7 +140,7 @@ def is_usual(inputs: Tensor) -> bool:
     values = as_input(inputs[:SEEN]).cpu().double()
     squares, there = values.square().sum(0), (values != 0).sum(0).clamp(min=1)
     large, small = (squares / len(values)).max().sqrt(), (squares / there).max().sqrt()
-    return bool(large <= _LARGE and small >= _SMALL)
+    return bool(large <= LARGE and small >= SMALL)
 
 
 def folded(model: nn.Module, units: AsGiven) -> nn.Module:

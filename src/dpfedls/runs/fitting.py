@@ -6,12 +6,14 @@ from msgspec.structs import replace
 
 from dpfedls.auto.by_model import ALL, Fitted, centring_helps, rates_for
 from dpfedls.auto.choices import LOCAL_FIELDS, OPEN, plan_for
-from dpfedls.auto.inputs import inputs_for
+from dpfedls.auto.inputs import inputs_for, measuring
+from dpfedls.auto.rate import made_up
 from dpfedls.errors import InputError
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.samples import Samples, each
-from dpfedls.people.units import AS_GIVEN, AsGiven, Standardised, standardised
+from dpfedls.people.survey import Measured, Survey
+from dpfedls.people.units import AS_GIVEN, AsGiven, Standardised, standardised, unmeasured
 from dpfedls.runs.recipe import Recipe
 from dpfedls.tasks.task import Task
 
@@ -37,14 +39,15 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     open_ = ours | ({"server_rate"} if recipe.server_rate == "auto" else frozenset())
     samples, public = _shown(task), task.test is not None
     if recipe.chosen.get("standardise") == OPEN:
-        recipe = _with_units(recipe, task, open_ >= ALL)
-    if public and recipe.standardise:
+        recipe = _with_units(recipe, task, samples, open_ >= ALL)
+    if public and recipe.standardise is True:
         few = each(lambda part: part[:_FEW], samples)
         samples = units_of(recipe, task).to(few[1].device)(few[0]), few[1]
 
     def rates_of(recipe: Recipe) -> Fitted:
         known = (recipe.plan, recipe.schedule, task.model, task.loss)
-        return rates_for(*known, samples=samples, public=public, open_=open_)
+        measured = isinstance(recipe.standardise, Measured) and recipe.standardise.columns
+        return rates_for(*known, samples=samples, public=public, measured=measured, open_=open_)
 
     rates = rates_of(recipe)
     if not rates.rounds_help and "plan.rounds" in recipe.chosen:
@@ -70,8 +73,8 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
 
 
 def units_of(recipe: Recipe, task: Task) -> AsGiven:
-    """The units in which people train: as given, or standardised by the test inputs."""
-    if not recipe.standardise:
+    """The units in which people begin to train: as given, or standardised by the test inputs."""
+    if recipe.standardise is not True:
         return AS_GIVEN
     if task.test is None:
         raise InputError(
@@ -89,12 +92,31 @@ def units_of(recipe: Recipe, task: Task) -> AsGiven:
     return units
 
 
-def _with_units(recipe: Recipe, task: Task, ours: bool) -> Recipe:
+def survey_of(recipe: Recipe, task: Task) -> Survey | None:
+    """The questions of the first rounds, where units are measured."""
+    if not isinstance(recipe.standardise, Measured):
+        return None
+    units = unmeasured(task.model, _shown(task)[0])
+    if units is None:
+        raise InputError(
+            'standardise = { kind = "measured" } needs inputs that are one tensor of fractions, '
+            "and a model whose first layer, linear or a convolution, reads them as they are and "
+            "trains; leave it out"
+        )
+    plan = recipe.plan
+    return Survey(recipe.standardise, units, plan.noise_stddev(1.0) / plan.expected_cohort)
+
+
+def _with_units(recipe: Recipe, task: Task, samples: Samples, ours: bool) -> Recipe:
     """The recipe with the units of its inputs; as given where rates are, and on nodes."""
     chosen = {key: line for key, line in recipe.chosen.items() if key != "standardise"}
     if not ours or recipe.nodes is not None:
         return replace(recipe, chosen=chosen)
-    centre = task.test is not None and centring_helps(recipe.plan, task.model, task.loss, task.test)
+    tried = samples if task.test is not None else made_up(task.model, samples)
+    centre = centring_helps(recipe.plan, task.model, task.loss, tried)
+    if task.test is None:
+        measured, why = measuring(recipe.plan, task.model, samples[0], centre)
+        return replace(recipe, standardise=measured or False, chosen=chosen | {"standardise": why})
     units, why = inputs_for(task.model, task.test, task.loss, centre)
     chosen["standardise"] = why
     return replace(recipe, standardise=isinstance(units, Standardised), chosen=chosen)

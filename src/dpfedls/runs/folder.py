@@ -95,7 +95,8 @@ class RunFolder:
             memory = {name: every[name] for name in start.memory}
             votes = start.votes and _votes(every)
             vectors = (tensor(found.params), tensor(found.average))
-            state = ServerState(found.round, *vectors, found.clip_norm, memory, votes)
+            survey = {name: every[_UNITS + name].cpu() for name in start.survey}
+            state = ServerState(found.round, *vectors, found.clip_norm, memory, votes, survey)
         self._say_what_was_lost(state.round)
         return state
 
@@ -316,16 +317,17 @@ def _remove_temporary(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-_OLDER, _NEWER, _SAID = "votes.older", "votes.newer", "votes.said"
+_OLDER, _NEWER, _SAID, _UNITS = "votes.older", "votes.newer", "votes.said", "units."
 
 
 def _remembered(state: ServerState) -> Memory:
-    """All that a state remembers beside its model, by name: a denoiser's memory, and votes."""
+    """All that a state remembers beside its model, by name: of a denoiser, units, and votes."""
+    memory = state.memory | {_UNITS + name: values for name, values in state.survey.items()}
     if state.votes is None:
-        return state.memory
+        return memory
     older, newer, *said = state.votes
     said = torch.tensor(said, dtype=torch.float64)
-    return state.memory | {_OLDER: older, _NEWER: newer, _SAID: said}
+    return memory | {_OLDER: older, _NEWER: newer, _SAID: said}
 
 
 def _votes(remembered: Memory) -> Votes:

@@ -34,6 +34,7 @@ from dpfedls.errors import (
     unknown,
 )
 from dpfedls.local_sgd import LocalSGD
+from dpfedls.people.survey import Measured
 from dpfedls.privacy.bounded import SETTINGS, read_bounded
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.observers import Nodes
@@ -82,7 +83,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server_rate: ServerRate | Literal["auto"] = 1.0  # η_g; "auto": by the noise the model tolerates
     schedule: Schedule = "constant"  # of the server rate; √(1 − t/T) or 1 − t/T: falls to zero
     averaging: float = 0.0
-    standardise: bool = False  # train on columns standardised by the test inputs, which are public
+    # Train on standardised columns: by the test inputs, which are public, or by noisy answers.
+    standardise: bool | Measured = False
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # full path of the account whose budget this run shares
     mode: Literal["simulation", "deployed"] = "simulation"

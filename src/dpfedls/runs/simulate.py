@@ -13,16 +13,16 @@ from torch import nn
 
 from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable
-from dpfedls.engine import choose
+from dpfedls.engine import Engine, choose
 from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.errors import InputError
 from dpfedls.metrics import evaluate
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import someone
 from dpfedls.people.samples import each
-from dpfedls.people.units import folded
+from dpfedls.people.units import AsGiven, folded
 from dpfedls.randomness import SeededStreams, SystemStreams
-from dpfedls.runs.fitting import ready, units_of
+from dpfedls.runs.fitting import ready, survey_of, units_of
 from dpfedls.runs.folder import is_free, read_recipe, require_own
 from dpfedls.runs.recipe import PYTHON, Recipe, built
 from dpfedls.runs.record import Result, Watch
@@ -126,15 +126,20 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         check_samples(model, task.test, "test", task.loss)
         few = each(lambda part: part[:2], task.test)
         evaluate(model, few, task.loss, task.metrics)  # a metric that fails, fails now
-    engine = choose(
-        model,
-        task.data.in_units(units).to(next(model.parameters()).device),
-        recipe.local,
-        task.loss,
-        engine=recipe.engine,
-        block_size=recipe.block_size,
-    )
-    server = server_for(recipe, model, denoiser, units)
+    survey = survey_of(recipe, task)
+
+    def engine_in(units: AsGiven) -> Engine:
+        return choose(
+            model,
+            task.data.in_units(units).to(next(model.parameters()).device),
+            recipe.local,
+            task.loss,
+            engine=recipe.engine,
+            block_size=recipe.block_size,
+        )
+
+    engine = replace(engine_in(units), made_in=None if survey is None else _latest(engine_in))
+    server = replace(server_for(recipe, model, denoiser, units), survey=survey)
     if recipe.mode == "deployed":
         # Once it runs, an error that names people would tell who was drawn. That model and loss
         # train at all is seen before, or every round would be paid for and nothing learned.
@@ -143,6 +148,18 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         engine.clipped_total(first, one, 0, 0, bound)
         engine = replace(engine, failing="zero")
     return Simulation(engine, server, streams), model
+
+
+def _latest(make: Callable[[AsGiven], Engine]) -> Callable[[AsGiven], Engine]:
+    """The function with its last result at hand: units are found once, and every round asks."""
+    last: list[tuple[AsGiven, Engine]] = []
+
+    def made(units: AsGiven) -> Engine:
+        if not last or not units.same(last[0][0]):
+            last[:] = [(units, make(units))]
+        return last[0][1]
+
+    return made
 
 
 def find_device(name: str) -> torch.device:

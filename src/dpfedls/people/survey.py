@@ -1,0 +1,258 @@
+"""The units of the inputs, measured: what people are asked in the first rounds.
+
+Where no public samples show the units, everybody in a cohort answers questions about each column of
+their inputs: how large are its values, where is their middle, how far are they from it? An answer
+is a vector of norm 1 at most. Times the clip norm, it is clipped, summed and released as an update
+is, with the same noise, so such a round costs what every round costs. ``Question.answers`` sees
+people's inputs; all else here is made from releases, and public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpfedls.component import Component, check_types
+from dpfedls.errors import require_not_negative, require_positive
+from dpfedls.gaussian import Release
+from dpfedls.people.units import AS_GIVEN, LARGE, SMALL, AsGiven, Standardised
+
+Known = dict[str, Tensor]
+_KINDS: tuple[Literal["size", "centre", "spread"], ...]
+_KINDS = ("size", "centre", "spread", "centre", "spread")  # the second time from nearer by
+_LEAST, _BINS = (
+    -7,
+    16,
+)  # sizes: bins of a factor of 4, from 4^−7 up; the last holds larger ones, too
+_WIDE = 3  # bins that nearly all values of a column lie in
+_ABOVE = 9  # the first bin of values that are not usual, from 16 on
+_MOST = 100  # of a person's samples: more would cost time and hardly change the answer
+_ALIKE = 10.0  # by how much columns of one kind differ in size
+_REACH = 2.0  # the middle is looked for so many sizes around
+_FEW_UNITS = 8
+_DONE = len(_KINDS)
+
+
+class Measured(Component, frozen=True, tag="measured"):
+    """Units of inputs by what people answer, with noise, in the first rounds of the plan.
+
+    In ``first`` rounds everybody says how large their values are, column by column, or, without
+    ``columns``, in all of them together, for which there may be more noise. If units are not usual,
+    means and scales are asked for in up to four times ``later`` rounds; if they are, means alone,
+    and only with ``centre``. People begin to train as soon as that is known.
+    """
+
+    first: int
+    later: int = 0
+    columns: bool = True
+    centre: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self, "standardise.")
+        require_positive("standardise.first", self.first, "it is how many rounds ask for sizes")
+        require_not_negative("standardise.later", self.later, "0 asks for sizes alone")
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a round asks: public, and the same for everybody."""
+
+    kind: Literal["size", "centre", "spread"]
+    columns: int  # 1: all of them together
+    channels: bool  # columns are a convolution's channels
+    mean: Tensor
+    reach: Tensor
+    asked: Tensor  # which columns
+
+    @property
+    def length(self) -> int:
+        """How many numbers an answer has."""
+        return self.columns * _BINS if self.kind == "size" else int(self.asked.sum())
+
+    def answers(self, features: Tensor) -> Tensor:
+        """One person's answer: norm 1 at most, whatever the inputs are."""
+        values = features[:_MOST].detach().double()
+        if self.channels:
+            values = values.transpose(0, 1).flatten(1).T
+        values = values.reshape(-1, self.columns)
+        if len(values) == 0:
+            return torch.zeros(self.length, dtype=torch.float64, device=features.device)
+        if self.kind == "size":
+            bins = (values.abs().log2() / 2 - _LEAST).floor().clamp(max=_BINS - 1)  # zeros: none
+            found = torch.stack([(bins == k).double().mean(0) for k in range(_BINS)], dim=1)
+            return found.flatten() / math.sqrt(self.columns)  # shares, of sum 1 in a column
+        away = (values - self.mean.to(values)) / self.reach.to(values)
+        if self.kind == "spread":  # between no and twice the reach, as a number from −1 to 1
+            away = away.abs() - 1
+        found = away.clamp(-1, 1).mean(0)[self.asked.to(values.device)]
+        return found / math.sqrt(max(1, len(found)))
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """The server's side: which question is next, and what follows from the answers."""
+
+    asks: Measured
+    units: Standardised  # of the model; its mean and scale are to be found
+    noise: float  # standard deviation in each number of a round's mean answer
+
+    def start(self) -> Known:
+        """What is known before the first round: nothing."""
+        ones = torch.ones(self._width)
+        return {
+            "question": torch.zeros(2),  # which one, and how often it was asked
+            "answers": torch.zeros(0),  # their sum
+            "mean": 0 * ones,
+            "reach": ones,
+            "scale": ones,
+            "asked": 0 * ones,
+        }
+
+    def question(self, known: Known) -> Question | None:
+        """What the next round asks; None once units are known."""
+        at = int(known["question"][0])
+        if at == _DONE:
+            return None
+        columns = self._width if at or self.asks.columns else 1
+        channels = self._channels and columns == self._width
+        asked = known["asked"] > 0
+        return Question(_KINDS[at], columns, channels, known["mean"], known["reach"], asked)
+
+    def following(self, known: Known, release: Release) -> Known:
+        """After a round; what it released is the noisy mean answer, times the clip norm."""
+        at, count = known["question"].int().tolist()
+        total = release.value.cpu() / release.clip_norm + (known["answers"] if count else 0)
+        known = known | {"answers": total, "question": torch.tensor([at, count + 1.0])}
+        if count + 1 < self._rounds(known):
+            return known
+        found = self._answered(known, at, total.double() / (count + 1), count + 1)
+        return found | {"answers": torch.zeros(0)}
+
+    def found(self, known: Known) -> AsGiven:
+        """The units in which people train: as given until all is known, or if they are usual."""
+        mean, scale = known["mean"], known["scale"]
+        unchanged = not mean.any() and bool((scale == 1).all())
+        if int(known["question"][0]) < _DONE or unchanged:
+            return AS_GIVEN
+        like = self.units.mean
+        return replace(self.units, mean=mean.view_as(like), scale=scale.view_as(like))
+
+    def _rounds(self, known: Known) -> int:
+        """How often the question is asked: of fewer columns there is less noise in each."""
+        if not known["question"][0]:
+            return self.asks.first
+        return math.ceil(self.asks.later * float(known["asked"].sum()) / self._width)
+
+    def _answered(self, known: Known, at: int, answer: Tensor, rounds: int) -> Known:
+        if at == 0:
+            return self._sized(known, answer, self.noise / math.sqrt(rounds))
+        asked, kind = known["asked"] > 0, _KINDS[at]
+        width = math.sqrt(max(1, int(asked.sum())))
+        answer, noise = width * answer, width * self.noise / math.sqrt(rounds)
+        mean, reach, scale = (known[name].double() for name in ("mean", "reach", "scale"))
+        if kind == "centre":
+            # Less where noise may be all there is (James and Stein's factor).
+            sure = (1 - (noise / answer).square()).clamp(min=0).nan_to_num(0.0)
+            mean[asked] += reach[asked] * answer * sure
+        else:
+            # 1.25 mean distances are the deviation of a normal law. No less than noise can tell.
+            scale[asked] = 1.25 * reach[asked] * (1 + answer).clamp(min=2 * noise)
+            reach = torch.minimum(reach, _REACH * scale)
+        usual = bool((scale == 1).all())  # then means alone are asked for
+        after = _DONE if usual else at + 1
+        made = {"mean": mean.float(), "reach": reach.float(), "scale": scale.float()}
+        return known | made | {"question": torch.tensor([float(after), 0.0])}
+
+    def _sized(self, known: Known, answer: Tensor, noise: float) -> Known:
+        """From the shares of values in each bin: sizes, and whether any are out of the usual."""
+        columns = len(answer) // _BINS
+        shares, noise = math.sqrt(columns) * answer.view(columns, _BINS), math.sqrt(columns) * noise
+        sizes, sure = _sizes(shares, noise) if self.asks.columns else _nothing(1)
+        if not sure.all():
+            rest = shares[~sure]
+            size, alike = _together(rest.mean(0), noise / math.sqrt(len(rest)))
+            if not self.asks.columns and not alike:
+                size = None  # columns of several kinds, and too much noise to tell which is which
+            far = sizes[sure].max() if sure.any() else torch.tensor(1.0).double()
+            large = rest[:, _ABOVE:].sum(1) > 0.5  # better too small than too large
+            sizes[~sure] = torch.where(large & sure.any(), far, 1.0 if size is None else size)
+            known_sizes = torch.cat([sizes[sure], torch.tensor([] if size is None else [size])])
+        else:
+            size, known_sizes = None, sizes
+        sizes, sure = sizes.expand(self._width), sure.expand(self._width)
+        most = float(known_sizes.max()) if len(known_sizes) else 1.0
+        if SMALL <= most <= LARGE:
+            centre = self.asks.centre and self._may_centre and bool(sure.any())
+            reach = _REACH * sizes if centre else torch.ones_like(sizes)
+            return self._next(known, 1 if centre else _DONE, reach, torch.ones_like(sizes), sure)
+        # Rare columns that are as large as the others, pixels say: of one kind, with one scale.
+        one_kind = size is not None and float(sizes.max() / sizes.min()) <= _ALIKE
+        if one_kind or not self._may_centre or not sure.any() or not self.asks.later:
+            scale = torch.full_like(sizes, size) if one_kind and size is not None else sizes
+            return self._next(known, _DONE, scale, scale, sure)
+        return self._next(known, 1, _REACH * sizes, sizes, sure)
+
+    def _next(self, known: Known, at: int, reach: Tensor, scale: Tensor, sure: Tensor) -> Known:
+        made = {"reach": reach, "scale": scale, "asked": sure}
+        changed = {name: values.clone().float() for name, values in made.items()}
+        return known | changed | {"question": torch.tensor([float(at), 0.0])}
+
+    @property
+    def _width(self) -> int:
+        return self.units.mean.numel()
+
+    @property
+    def _may_centre(self) -> bool:
+        return self.units.bias is not None
+
+    @property
+    def _channels(self) -> bool:
+        return self.units.layout.shapes[self.units.layout.names.index(self.units.weight)][2:] != ()
+
+
+def _sizes(shares: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Each column's usual size, and whether noise lets us know it."""
+    windows = shares.unfold(1, _WIDE, 1).sum(2)
+    best = windows.argmax(1)
+    # The largest of so many noisy numbers is rarely above this.
+    need = math.sqrt(2 * math.log(windows.numel())) + 0.5
+    sure = windows.amax(1) > need * math.sqrt(_WIDE) * noise
+    return torch.stack([_size(row, int(b)) for row, b in zip(shares, best, strict=True)]), sure
+
+
+def _together(shares: Tensor, noise: float) -> tuple[float | None, bool]:
+    """The largest usual size among columns together; and whether few values are smaller."""
+    windows, error = shares.unfold(0, _WIDE, 1).sum(1), math.sqrt(_WIDE) * noise
+    clear = (windows > 4 * error).nonzero().flatten().tolist()
+    if not clear:
+        return None, False
+    near = range(max(0, clear[-1] - _WIDE + 1), clear[-1] + 1)
+    top = max(near, key=lambda b: float(windows[b]))
+    below = float(shares[:top].sum())
+    alike = below <= 0.5 * float(windows[top]) + 2 * math.sqrt(max(1, top)) * noise
+    return float(_size(shares, top)), alike
+
+
+def _size(shares: Tensor, window: int) -> Tensor:
+    """The geometric mean of the sizes in a window, by what is left of them above noise."""
+    weights = shares[window : window + _WIDE].clamp(min=0)
+    middles = _LEAST + 0.5 + window + torch.arange(_WIDE).double()
+    return 4 ** ((weights * middles).sum() / weights.sum().clamp(min=1e-12))
+
+
+def _nothing(columns: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(columns).double(), torch.zeros(columns, dtype=torch.bool)
+
+
+def is_fresh(model: nn.Module, units: Standardised) -> bool:
+    """Whether the first layer has weights of one size for all columns, as random ones have.
+
+    What was trained on columns of several sizes has not. Of few units chance may say anything.
+    """
+    weight = dict(model.named_parameters())[units.weight].detach().double()
+    sizes = weight.transpose(0, 1).flatten(1).square().mean(1).sqrt()
+    return len(weight) < _FEW_UNITS or bool(sizes.max() <= _ALIKE * sizes.min())
