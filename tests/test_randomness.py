@@ -8,7 +8,8 @@ import torch
 from scipy import stats
 
 from dpfedls import InputError
-from dpfedls.randomness import SeededStreams, SystemStreams, shuffled
+from dpfedls.people.orders import shuffled
+from dpfedls.randomness import SeededStreams, SystemStreams
 
 
 def test_streams_are_functions_of_seed_purpose_and_round():

@@ -10,10 +10,12 @@ import torch
 from planting import wrap
 from torch import nn
 
-from dpfedls import BudgetExhausted, Momentum
+from dpfedls import BudgetExhausted, Identity, Momentum
 from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
 from dpfedls.engine import Engine
+from dpfedls.engine import engine as engine_module
+from dpfedls.people.survey import Measured
 from dpfedls.runs import run as run_module
 from dpfedls.runs import simulate as simulate_module
 from dpfedls.runs.folder import RunFolder
@@ -290,6 +292,36 @@ def units_of_private_inputs(patch):
     wrap(patch, simulate_module, "units_of", units)
 
 
+def units_of_raw_answers(patch):
+    """The sum of the answers, before its noise, moves what is asked next."""
+
+    def finish(real, self, state, total, noise, nonce):
+        made = real(self, state, total, noise, nonce)
+        if state.survey and self.survey.question(state.survey):
+            moved = made.survey["reach"] + total[:4].float()
+            made = replace(made, survey=made.survey | {"reach": moved})
+        return made
+
+    wrap(patch, Server, "finish_round", finish)
+
+
+def answers_that_are_not_clipped(patch):
+    def sum_of(real, updates, bound, better=None):
+        made = real(updates, bound, better)
+        return made if bound.question is None else made + 0.01 * updates.double().sum()
+
+    wrap(patch, engine_module, "clipped_sum", sum_of)
+
+
+def answers_beside_those_of_others(patch):
+    def answers(real, self, params, block, bound):
+        made = real(self, params, block, bound)
+        return made - made.mean(dim=0)
+
+    wrap(patch, Engine, "_answers", answers)
+
+
+MEASURED = {"standardise": Measured(first=1, later=1), "denoiser": Identity()}
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "half-raw release to the denoiser": (half_raw_to_the_denoiser, "the release is not", {}),
     "a trace of the raw sum in the average": (
@@ -328,5 +360,14 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     "seconds in the deployed log": (seconds_when_deployed, "'seconds' should not be", {}),
     "mean and scale of people's own inputs": (
         units_of_private_inputs, "did not start from the public model", {"standardise": True},
+    ),
+    "units by answers without noise": (
+        units_of_raw_answers, "does not follow from the releases", MEASURED,
+    ),
+    "answers that are not clipped": (
+        answers_that_are_not_clipped, "the sum is not", MEASURED,
+    ),
+    "answers beside those of others": (
+        answers_beside_those_of_others, "changes another person", MEASURED,
     ),
 }  # fmt: skip

@@ -21,6 +21,7 @@ from planting import FIXED, POISSON, people
 from dpfedls import LaplacianSmoothing, PrivacyPlan
 from dpfedls.auditing import noise as noise_module
 from dpfedls.auditing.recipe import audit
+from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.runs.recipe import Recipe
 from federations import local
 
@@ -79,6 +80,8 @@ def test_the_audit_names_the_bug(name, monkeypatch):
         (FIXED, {"evaluate_every": 3}),
         (FIXED, {}),
         (POISSON, {"standardise": True}),
+        (POISSON, planted_leaks.MEASURED),
+        (FIXED, planted_leaks.MEASURED | {"clip_norm": AdaptiveClipping()}),
     ],
 )
 def test_correct_code_raises_no_alarm(sampler, given):

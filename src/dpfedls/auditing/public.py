@@ -207,13 +207,15 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
     if msgspec.to_builtins(world.result.history) != msgspec.to_builtins(read_rounds(world.folder)):
         problems.append("what Python is told is not what rounds.jsonl holds")
     model = copy.deepcopy(world.task.model)
+    survey = survey_of(recipe, world.task)
     curve, paid = epsilon_by_round(recipe.plan), [t for t, _ in expected_payments(world)]
     for line, before, state in zip(lines, states, states[1:], strict=False):
         cost = curve[min(sum(t < state.round for t in paid), recipe.plan.rounds)]
         cost = cost if recipe.budget is None else min(cost, recipe.budget)
         if not math.isclose(line["epsilon"], cost, rel_tol=1e-9):
             problems.append("an ε in rounds.jsonl is not that of the rounds so far")
-        step = _step(recipe, before)
+        asked = survey is not None and survey.question(before.survey) is not None
+        step = 0.0 if asked else _step(recipe, before)
         if not math.isclose(line["server_rate"], step, rel_tol=1e-9):
             problems.append(
                 f"the log's server rate of round {line['round']} is not the one promised"

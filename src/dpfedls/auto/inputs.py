@@ -17,9 +17,10 @@ from dpfedls.privacy.plan import PrivacyPlan
 
 _LEARNED, _TRIED = 0.9, 1000
 _FEWEST, _CENTRED = 10, 0.1
-# Rounds that ask for units, as a share of all: to tell sizes, and for each question after it. Of
-# noise in the shares of a column's values, of all columns' together, and in means and distances.
-_FIRST, _LATER = 0.15, 0.05
+# The most rounds that ask, as a share of all: for sizes of columns, of all columns together, and for
+# each question after it. And the noise that is small enough: in the shares of a column's values, of
+# all columns' together, and in means and distances.
+_FIRST, _TOGETHER, _LATER = 0.12, 0.1, 0.05
 _HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
 _CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.075, 0.025, 0.1
 
@@ -89,7 +90,7 @@ def measuring(
         )
         why += "model takes inputs as they are"
         return Measured(first=first, later=later, centre=centre), why
-    if together <= _FIRST * plan.rounds:
+    if together <= _TOGETHER * plan.rounds:
         why = (
             f"{said}, in {together} rounds, and all columns together: there is too much noise for "
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int64
 
-from dpfedls.randomness import shuffled
+from dpfedls.people.orders import shuffled
 from dpfedls.sampling import Indices
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpfedls.errors import InputError
-from dpfedls.randomness import SeededStreams, shuffled
+from dpfedls.people.orders import shuffled
+from dpfedls.randomness import SeededStreams
 
 _CHUNK = 2**16  # labels that are Python objects at the same time
 _SORTED = 2**22  # samples of one person that are put in a random order, 0.1 GB, to choose the first

@@ -46,10 +46,10 @@ class Measured(Component, frozen=True, tag="measured"):
     and only with ``centre``. People begin to train as soon as that is known.
     """
 
-    first: int
-    later: int = 0
-    columns: bool = True
-    centre: bool = False
+    first: int  # rounds that ask how large values are
+    later: int = 0  # rounds of each question after it
+    columns: bool = True  # each by itself
+    centre: bool = False  # inputs of a usual size, too
 
     def __post_init__(self) -> None:
         check_types(self, "standardise.")

@@ -20,6 +20,7 @@ from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.metrics import Metrics
 from dpfedls.people.losses import Loss, cross_entropy
+from dpfedls.people.survey import Measured
 from dpfedls.privacy.accountants import usual_delta
 from dpfedls.privacy.accounting.search import WINDOW
 from dpfedls.privacy.plan import PrivacyPlan
@@ -49,7 +50,7 @@ def train(
     server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
     averaging: float = 0.0,
-    standardise: bool | None = None,
+    standardise: bool | Measured | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -143,7 +144,7 @@ def asked(
     denoiser: AnyCallable | None = None,
     server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
-    standardise: bool | None = None,
+    standardise: bool | Measured | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -193,7 +194,7 @@ class _Usual(NamedTuple):
     denoiser: AnyCallable
     schedule: Schedule
     server_rate: ServerRate | Literal["auto"]
-    standardise: bool = False
+    standardise: bool | Measured = False
 
 
 _BY_PLAN = _Usual(LocalSGD(epochs=5, batch_size=10), Identity(), "constant", 1.0)

@@ -1,0 +1,334 @@
+"""Units of inputs that the first rounds ask for: what people answer, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import dpfedls
+from dpfedls import InputError, LocalSGD, PoissonSampling, PrivacyPlan
+from dpfedls.auto.inputs import measuring
+from dpfedls.clipping import Bound
+from dpfedls.denoising import Identity
+from dpfedls.engine import choose
+from dpfedls.gaussian import Release
+from dpfedls.people.clients import ClientData
+from dpfedls.people.survey import Measured, Question, Survey, is_fresh
+from dpfedls.people.units import AS_GIVEN, Standardised, unmeasured
+from dpfedls.privacy.account import read_ledger
+from dpfedls.privacy.clipping import AdaptiveClipping
+from dpfedls.privacy.observers import Nodes
+from dpfedls.runs.simulate import prepare
+from dpfedls.runs.train import asked
+from dpfedls.runs.verify import verify
+
+SCALES = torch.tensor([0.01, 1.0, 30.0, 2000.0, 1.0, 5.0])
+MEANS = torch.tensor([0.0, 3.0, -50.0, 9000.0, 0.0, 1.0])
+ASKS = Measured(first=2, later=2)
+
+
+def people(count=300, each=8, scales=SCALES, means=MEANS, seed=1):
+    """Three classes by six columns; in which units, the arguments say."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, each, 6, generator=rng)
+    way = torch.randn(6, 3, generator=torch.Generator().manual_seed(99))
+    return list(zip(x * scales + means, (2 * x @ way).argmax(dim=2), strict=True))
+
+
+def network(inputs=6):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(inputs, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+def plan(count=300, rounds=14, noise=0.5, clip_norm=None):
+    return PrivacyPlan(
+        sampler=PoissonSampling(rate=0.5),
+        num_clients=count,
+        rounds=rounds,
+        clip_norm=clip_norm or AdaptiveClipping(),
+        noise_multiplier=noise,
+        delta=1e-3,
+    )
+
+
+def trained(clients, **given):
+    given = {"plan": plan(len(clients)), "model": network(), "standardise": ASKS} | given
+    return dpfedls.train(clients=clients, local=LocalSGD(steps=3, learning_rate=0.05), **given)
+
+
+def surveyed(inputs, model, asks=ASKS, noise=0.0, seed=0):
+    """What a survey of these people finds; its noise is that of each number of a round."""
+    units = unmeasured(model, inputs[0])
+    assert units is not None
+    survey, rng = Survey(asks, units, noise), torch.Generator().manual_seed(seed)
+    known, rounds = survey.start(), 0
+    while (question := survey.question(known)) is not None:
+        mean = torch.stack([question.answers(x) for x in inputs]).mean(0)
+        value = (mean + noise * torch.randn(mean.shape, generator=rng)).float()
+        known = survey.following(known, Release(3 * value, 0.0, units.layout, clip_norm=3.0))
+        rounds += 1
+    return survey.found(known), rounds
+
+
+ODD = [
+    torch.full((5, 6), 1e30),
+    torch.full((5, 6), math.inf),
+    torch.zeros(5, 6),
+    torch.randn(300, 6) * SCALES + MEANS,
+    torch.randn(1, 6),
+    torch.empty(0, 6),
+]
+
+
+@pytest.mark.parametrize("kind", ["size", "centre", "spread"])
+@pytest.mark.parametrize("inputs", ODD)
+def test_an_answer_has_norm_one_at_most_whatever_the_inputs_are(kind, inputs):
+    asked_of = torch.tensor([True, False, True, True, True, True])
+    question = Question(kind, 6, False, MEANS, SCALES, asked_of)
+    answer = question.answers(inputs)
+    assert len(answer) == question.length
+    assert float(answer.norm()) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("person", [torch.full((5, 6), 1e30), torch.full((5, 6), math.nan)])
+def test_one_person_moves_the_sum_of_answers_by_the_contribution_at_most(person):
+    clients = people(20)
+    changed = [(person, clients[0][1][:5]), *clients[1:]]
+    norm, clipping = 0.7, AdaptiveClipping()
+    question = Question("size", 6, False, 0 * MEANS, SCALES, SCALES > 0)
+    bound = Bound(norm, clipping.indicator(norm), question=question)
+    engines = [
+        choose(network(), ClientData.from_pairs(who), LocalSGD(steps=1), engine="looped")
+        for who in (clients, changed)
+    ]
+    params = torch.zeros(sum(p.numel() for p in network().parameters()))
+    one, other = (engine.clipped_total(params, np.arange(20), 0, 0, bound) for engine in engines)
+    alone = engines[0].clipped_total(params, np.arange(1, 20), 0, 0, bound)
+    assert float((one - alone).norm()) <= clipping.contribution(norm)
+    assert float((other - alone).norm()) <= clipping.contribution(norm)
+    assert len(one) == 6 * 16 + 1
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("seed", range(3))
+def test_means_and_scales_are_found(noise, seed):
+    """With noise of 0.02 in a number, of which a column has √6 times as much; seeds are fixed."""
+    units, rounds = surveyed([x for x, _ in people()], network(), noise=noise, seed=seed)
+    assert isinstance(units, Standardised)
+    assert rounds == 2 + 4 * 2
+    assert ((units.scale / SCALES).log().abs() < math.log(1.5)).all()
+    assert ((units.mean - MEANS).abs() < 0.5 * SCALES).all()
+
+
+@pytest.mark.parametrize("times", [1.0, 0.3, 3.0])
+def test_usual_units_stay_and_cost_the_first_question_alone(times):
+    inputs = [times * x for x, _ in people(scales=torch.ones(6), means=torch.zeros(6))]
+    assert surveyed(inputs, network(), noise=0.02) == (AS_GIVEN, 2)
+
+
+def test_usual_units_may_be_centred():
+    inputs = [x for x, _ in people(scales=torch.ones(6), means=torch.full((6,), 2.0))]
+    asks = msgspec.structs.replace(ASKS, centre=True)
+    units, rounds = surveyed(inputs, network(), asks)
+    assert rounds == 2 + 2
+    assert (units.scale == 1).all()
+    assert torch.allclose(units.mean, torch.full((6,), 2.0), atol=0.2)
+
+
+def test_pixels_in_bytes_share_one_scale_and_zeros_do_not_count():
+    rng = torch.Generator().manual_seed(0)
+    there = torch.rand(200, 5, 40, generator=rng) < torch.linspace(0, 0.9, 40)
+    inputs = list(255 * torch.rand(200, 5, 40, generator=rng).sqrt() * there)
+    together = Measured(first=1, columns=False)
+    for asks, noise in ((ASKS, 0.01), (together, 0.0), (together, 0.02)):
+        units, _ = surveyed(inputs, network(40), asks, noise)
+        assert not units.mean.any()
+        assert (units.scale == units.scale[0]).all()
+        assert 60 < float(units.scale[0]) < 300
+
+
+def test_columns_of_several_sizes_are_left_alone_if_noise_hides_which_is_which():
+    inputs = [x for x, _ in people()]
+    assert surveyed(inputs, network(), Measured(first=1, columns=False))[0] is AS_GIVEN
+
+
+def test_a_rare_column_is_not_made_large():
+    inputs = [torch.cat([x, torch.zeros(8, 4)], dim=1) for x, _ in people()]
+    for k in range(4):
+        inputs[k][0, 6 + k] = 1.0
+    units, _ = surveyed(inputs, network(10), noise=0.01)
+    assert (units.scale[6:] >= 1).all()
+    assert ((units.scale[:6] / SCALES).log().abs() < math.log(1.5)).all()
+
+
+def test_a_convolution_has_scales_of_channels_and_no_means():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(128, 3))
+    sizes = torch.tensor([255.0, 1.0, 30.0]).view(3, 1, 1)
+    inputs = list(torch.rand(100, 4, 3, 4, 4) * sizes)
+    units, rounds = surveyed(inputs, model)
+    assert rounds == ASKS.first
+    assert not units.mean.any()
+    assert ((units.scale / sizes).log().abs() < math.log(4)).all()
+
+
+@pytest.mark.parametrize("engine", ["looped", "vmapped", "compiled"])
+def test_once_units_are_found_the_run_is_the_one_on_inputs_standardised_by_hand(engine):
+    """The model that is handed out takes inputs as they are, and does what the other one does."""
+    clients = people()
+    result = trained(clients, engine=engine)
+    recipe, task, _ = asked(
+        model=network(), clients=clients, plan=plan(), standardise=ASKS,
+        local=LocalSGD(steps=3, learning_rate=0.05), engine=engine,
+    )  # fmt: skip
+    simulation, model = prepare(recipe, task, Identity())
+    server = simulation.server
+    state = server.start(server.layout.read(model))
+    while server.bound(state).question is not None:
+        state = simulation.run_round(state)
+    assert state.round == 10
+    units = server.units(state)
+    by_hand = [(units(x), y) for x, y in clients]
+    recipe, task, _ = asked(
+        model=network(), clients=by_hand, plan=plan(), engine=engine,
+        local=LocalSGD(steps=3, learning_rate=0.05),
+    )  # fmt: skip
+    other, model = prepare(recipe, task, Identity())
+    plain = dataclasses.replace(
+        other.server.start(other.server.layout.read(model)), round=10, clip_norm=state.clip_norm
+    )
+    *_, last = other.run(plain)
+    x = torch.cat([x for x, _ in clients])
+    other.server.layout.write(last.params, model)
+    assert torch.allclose(result.model(x), model(units(x)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 10, 12])
+def test_a_run_goes_on_after_a_crash_in_the_middle_of_the_questions(stop, tmp_path):
+    clients, folder = people(60), tmp_path / "run"
+
+    def crash(line):
+        if line.round == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(clients, folder=folder, watch=[crash])
+    again = trained(clients, folder=folder)
+    once = trained(clients, folder=tmp_path / "once")
+    for one, other in zip(again.model.parameters(), once.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    found = verify(folder)
+    assert found["valid"], found
+    assert again.epsilon == once.epsilon == again.plan.epsilon()
+
+
+def test_epsilon_and_payments_are_those_of_the_plan_whatever_is_asked(tmp_path):
+    clients = people(60)
+    asking = trained(clients, folder=tmp_path / "one")
+    not_asking = trained(clients, folder=tmp_path / "two", standardise=False)
+    assert asking.epsilon == not_asking.epsilon
+    assert [entry.round for entry in read_ledger(tmp_path / "one" / "ledger.sqlite").entries] == [
+        *range(14)
+    ]
+
+
+class Loaded(Dataset):
+    """Somebody's samples, loaded one by one; whose file is gone has a length and nothing else."""
+
+    def __init__(self, pair, gone=False):
+        self.pair, self.gone = pair, gone
+
+    def __len__(self):
+        return len(self.pair[1])
+
+    def __getitem__(self, i):
+        if self.gone:
+            raise OSError("no such file")
+        return self.pair[0][i], self.pair[1][i]
+
+
+def test_people_who_are_loaded_answer_too_and_who_cannot_be_counts_as_nobody(tmp_path):
+    clients = people(60)
+    in_memory = trained(clients)
+    loaded = trained([Loaded(pair) for pair in clients])
+    x = torch.cat([x for x, _ in clients])
+    assert torch.allclose(loaded.model(x), in_memory.model(x), rtol=1e-3, atol=1e-3)
+    missing = [Loaded(pair, gone=k in (7, 8)) for k, pair in enumerate(clients)]
+    result = trained(missing, folder=tmp_path / "run", mode="deployed")
+    assert torch.isfinite(result.model(x)).all()
+    assert len(result.history) == 14
+
+
+def test_a_raw_table_is_learned_by_epsilon_alone():
+    clients, held = people(1000), people(50, seed=2)
+    x, y = (torch.cat(part) for part in zip(*held, strict=True))
+    accuracy = {}
+    for measured in (None, False):
+        given = {} if measured is None else {"standardise": measured}
+        result = dpfedls.train(network(), clients, epsilon=4.0, **given)
+        assert result.epsilon <= 4.0
+        accuracy[measured] = float((result.model(x).argmax(1) == y).float().mean())
+    assert accuracy[None] > 0.85
+    assert accuracy[None] > accuracy[False] + 0.1
+
+
+def wanted(people_=1000, epsilon=1.0, columns=20, **given):
+    clients = [(torch.zeros(1, columns), torch.zeros(1).long())] * people_
+    recipe, _, _ = asked(model=network(columns), clients=clients, epsilon=epsilon, **given)
+    return recipe
+
+
+def test_how_many_rounds_ask_follows_noise_and_columns():
+    few, many = wanted().standardise, wanted(columns=100).standardise
+    assert isinstance(few, Measured)
+    assert few.columns
+    assert few.first < 0.15 * wanted().plan.rounds
+    assert not many.columns
+    assert many.later == 0
+    assert wanted(20_000, 8.0, 100).standardise == Measured(first=1, later=1, centre=True)
+    with_test = wanted(test=(torch.randn(20, 20), torch.zeros(20).long()))
+    assert with_test.standardise is False
+    assert wanted(local=LocalSGD(steps=5)).standardise is False
+
+
+def test_nobody_is_asked_where_the_model_cannot_take_units_in_or_has_learned():
+    given = plan(1000, 400, 0.5)
+    like = torch.randn(1, 6)
+    assert measuring(given, network(), like, False)[0] is not None
+    assert measuring(given, nn.Sequential(nn.LayerNorm(6), network()), like, False)[0] is None
+    assert measuring(given, network(), like.long(), False)[0] is None
+    learned = network()
+    with torch.no_grad():
+        learned[0].weight /= SCALES
+    units = unmeasured(learned, like)
+    assert units is not None
+    assert not is_fresh(learned, units)
+    assert measuring(given, learned, like, False)[0] is None
+    noisy, why = measuring(plan(1000, 100, 500.0), network(), like, False)
+    assert noisy is None
+    assert "too much noise" in why
+
+
+def test_what_is_asked_and_found_stands_in_the_recipe_and_comes_back(tmp_path):
+    clients = people(200)
+    result = dpfedls.train(network(), clients, epsilon=8.0, folder=tmp_path / "run")
+    assert isinstance(result.recipe.standardise, Measured)
+    assert "how large their inputs are" in result.recipe.chosen["standardise"]
+    again = dpfedls.train(network(), clients, epsilon=8.0, folder=tmp_path / "run")
+    assert again.recipe.standardise == result.recipe.standardise
+
+
+def test_wrong_wishes_are_refused_in_one_line():
+    with pytest.raises(InputError, match=r"standardise\.first must be"):
+        Measured(first=0)
+    with pytest.raises(InputError, match="first layer"):
+        trained(people(20), plan=plan(20), model=nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)))
+    recipe, _, _ = asked(model=network(), clients=people(20), plan=plan(20), standardise=ASKS)
+    with pytest.raises(InputError, match="nodes"):
+        msgspec.structs.replace(recipe, nodes=Nodes())
