@@ -17,9 +17,9 @@ from dpfedls.privacy.plan import PrivacyPlan
 
 _LEARNED, _TRIED = 0.9, 1000
 _FEWEST, _CENTRED = 10, 0.1
-# The most rounds that ask, as a share of all: for sizes of columns, of all columns together, and for
-# each question after it. And the noise that is small enough: in the shares of a column's values, of
-# all columns' together, and in means and distances.
+# The most rounds that ask, as a share of all: for sizes of columns, of all of them together, and
+# for each question after it. And the noise that is small enough: in the shares of a column's
+# values, of all columns' together, and in means and distances.
 _FIRST, _TOGETHER, _LATER = 0.12, 0.1, 0.05
 _HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
 _CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.075, 0.025, 0.1

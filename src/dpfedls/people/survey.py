@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,7 @@ from dpfedls.people.units import AS_GIVEN, LARGE, SMALL, AsGiven, Standardised
 Known = dict[str, Tensor]
 _KINDS: tuple[Literal["size", "centre", "spread"], ...]
 _KINDS = ("size", "centre", "spread", "centre", "spread")  # the second time from nearer by
-_LEAST, _BINS = (
-    -7,
-    16,
-)  # sizes: bins of a factor of 4, from 4^−7 up; the last holds larger ones, too
+_LEAST, _BINS = -7, 16  # bins of sizes: each a factor of 4, from 4^−7 up; the last has no end
 _WIDE = 3  # bins that nearly all values of a column lie in
 _ABOVE = 9  # the first bin of values that are not usual, from 16 on
 _MOST = 100  # of a person's samples: more would cost time and hardly change the answer
@@ -171,30 +168,20 @@ class Survey:
         """From the shares of values in each bin: sizes, and whether any are out of the usual."""
         columns = len(answer) // _BINS
         shares, noise = math.sqrt(columns) * answer.view(columns, _BINS), math.sqrt(columns) * noise
-        sizes, sure = _sizes(shares, noise) if self.asks.columns else _nothing(1)
-        if not sure.all():
-            rest = shares[~sure]
-            size, alike = _together(rest.mean(0), noise / math.sqrt(len(rest)))
-            if not self.asks.columns and not alike:
-                size = None  # columns of several kinds, and too much noise to tell which is which
-            far = sizes[sure].max() if sure.any() else torch.tensor(1.0).double()
-            large = rest[:, _ABOVE:].sum(1) > 0.5  # better too small than too large
-            sizes[~sure] = torch.where(large & sure.any(), far, 1.0 if size is None else size)
-            known_sizes = torch.cat([sizes[sure], torch.tensor([] if size is None else [size])])
-        else:
-            size, known_sizes = None, sizes
-        sizes, sure = sizes.expand(self._width), sure.expand(self._width)
-        most = float(known_sizes.max()) if len(known_sizes) else 1.0
-        if SMALL <= most <= LARGE:
-            centre = self.asks.centre and self._may_centre and bool(sure.any())
-            reach = _REACH * sizes if centre else torch.ones_like(sizes)
-            return self._next(known, 1 if centre else _DONE, reach, torch.ones_like(sizes), sure)
+        each, sure, rest = _sizes(shares, noise, self.asks.columns)
+        known_sizes: list[float] = [*each[sure].tolist(), *([] if rest is None else [rest])]
+        largest = max(known_sizes, default=1.0)
+        each, sure = each.expand(self._width), sure.expand(self._width)
+        may_centre = self.units.bias is not None and bool(sure.any())
+        if SMALL <= largest <= LARGE:
+            at = 1 if self.asks.centre and may_centre else _DONE
+            return self._next(known, at, _REACH * each, torch.ones_like(each), sure)
         # Rare columns that are as large as the others, pixels say: of one kind, with one scale.
-        one_kind = size is not None and float(sizes.max() / sizes.min()) <= _ALIKE
-        if one_kind or not self._may_centre or not sure.any() or not self.asks.later:
-            scale = torch.full_like(sizes, size) if one_kind and size is not None else sizes
-            return self._next(known, _DONE, scale, scale, sure)
-        return self._next(known, 1, _REACH * sizes, sizes, sure)
+        one_kind = rest is not None and float(each.max() / each.min()) <= _ALIKE
+        if one_kind and rest is not None:
+            each = torch.full_like(each, rest)
+        at = 1 if may_centre and self.asks.later and not one_kind else _DONE
+        return self._next(known, at, _REACH * each, each, sure)
 
     def _next(self, known: Known, at: int, reach: Tensor, scale: Tensor, sure: Tensor) -> Known:
         made = {"reach": reach, "scale": scale, "asked": sure}
@@ -206,22 +193,35 @@ class Survey:
         return self.units.mean.numel()
 
     @property
-    def _may_centre(self) -> bool:
-        return self.units.bias is not None
-
-    @property
     def _channels(self) -> bool:
         return self.units.layout.shapes[self.units.layout.names.index(self.units.weight)][2:] != ()
 
 
-def _sizes(shares: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """Each column's usual size, and whether noise lets us know it."""
+class _Sizes(NamedTuple):
+    each: Tensor  # of every column; 1 where nothing is known
+    sure: Tensor  # which columns are known by their own values
+    rest: float | None  # the size of the others together; None where noise hides it
+
+
+def _sizes(shares: Tensor, noise: float, apart: bool) -> _Sizes:
+    """The usual size of each column's values, by their shares in bins; or of all together."""
     windows = shares.unfold(1, _WIDE, 1).sum(2)
-    best = windows.argmax(1)
+    each = torch.stack(
+        [_size(row, int(best)) for row, best in zip(shares, windows.argmax(1), strict=True)]
+    )
     # The largest of so many noisy numbers is rarely above this.
-    need = math.sqrt(2 * math.log(windows.numel())) + 0.5
-    sure = windows.amax(1) > need * math.sqrt(_WIDE) * noise
-    return torch.stack([_size(row, int(b)) for row, b in zip(shares, best, strict=True)]), sure
+    clear = math.sqrt(2 * math.log(windows.numel())) + 0.5
+    sure = (windows.amax(1) > clear * math.sqrt(_WIDE) * noise) & apart
+    if sure.all():
+        return _Sizes(each, sure, None)
+    others = shares[~sure]
+    rest, alike = _together(others.mean(0), noise / math.sqrt(len(others)))
+    rest = rest if apart or alike else None  # several kinds, and nobody knows which is which
+    each[~sure] = 1.0 if rest is None else rest
+    if sure.any():  # better too small than too large
+        large = others[:, _ABOVE:].sum(1) > 0.5
+        each[~sure] = torch.where(large, each[sure].max(), each[~sure])
+    return _Sizes(each, sure, rest)
 
 
 def _together(shares: Tensor, noise: float) -> tuple[float | None, bool]:
@@ -242,10 +242,6 @@ def _size(shares: Tensor, window: int) -> Tensor:
     weights = shares[window : window + _WIDE].clamp(min=0)
     middles = _LEAST + 0.5 + window + torch.arange(_WIDE).double()
     return 4 ** ((weights * middles).sum() / weights.sum().clamp(min=1e-12))
-
-
-def _nothing(columns: int) -> tuple[Tensor, Tensor]:
-    return torch.ones(columns).double(), torch.zeros(columns, dtype=torch.bool)
 
 
 def is_fresh(model: nn.Module, units: Standardised) -> bool:
