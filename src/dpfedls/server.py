@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_ahead
 from dpfedls.errors import InputError, require_share
-from dpfedls.gaussian import Release, gaussian_release
+from dpfedls.gaussian import gaussian_release
 from dpfedls.parameters import PLAIN, Coordinates, Layout, Total, Vector
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
@@ -31,6 +32,11 @@ class ServerState:
     memory: Memory = field(default_factory=dict)  # the denoiser's
     votes: Votes | None = None  # on whether learning stalls
     survey: Memory = field(default_factory=dict)  # what is known of the units of inputs
+
+    @property
+    def asked(self) -> int:
+        """How many rounds asked for them instead of training."""
+        return int(self.survey["rounds"]) if self.survey else 0
 
     def to(self, device: torch.device | str) -> ServerState:
         """The same state on another device; what is known of units stays where it is."""
@@ -96,7 +102,9 @@ class Server:
     def step(self, state: ServerState) -> float:
         """What the next round's direction is multiplied by."""
         rate = scaled(self.rate, self._longer(state.votes))
-        return step_length(rate, self.schedule, self.plan, state.clip_norm, state.round)
+        trains = structs.replace(self.plan, rounds=max(1, self.plan.rounds - state.asked))
+        t = state.round - state.asked
+        return step_length(rate, self.schedule, trains, state.clip_norm, t)
 
     def finish_round(
         self, state: ServerState, total: Total, noise: Noise, nonce: str
@@ -109,7 +117,7 @@ class Server:
         )
         units, bound = self.units(state), self.bound(state)
         if bound.question is not None:
-            return self._answered(state, release)
+            return self.survey.after(state, release)
         release = replace(release, step=self.step(state))
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * units.outward(direction)
@@ -117,18 +125,10 @@ class Server:
         votes = following(state.votes, plan, t, release.inside, params)
         lengths = release.inside if bound.earlier is None else None
         length = float(units.inward(params).norm(dtype=torch.float64))
-        known = (lengths, t, release.noise_stddev, length)
+        known = (lengths, t - state.asked, release.noise_stddev, length)
         norm = plan.clipping.following(state.clip_norm, *known)
         norm *= self._longer(state.votes) / self._longer(votes)  # shorter with the updates
         return ServerState(t + 1, params, average, norm, memory, votes, state.survey)
-
-    def _answered(self, state: ServerState, release: Release) -> ServerState:
-        """The model waits; once units are known, it is the same one for inputs in these."""
-        survey = self.survey.following(state.survey, release)
-        state = replace(state, round=state.round + 1, survey=survey)
-        params = self.units(state).outward(state.params)
-        votes = state.votes and Votes(params, params)
-        return replace(state, params=params, average=params, votes=votes)
 
     def _longer(self, votes: Votes | None) -> float:
         """By how much the server may go further, since clients go less far."""

@@ -67,7 +67,8 @@ def replayed(world: Watched) -> list[ServerState]:
             params = params + step * units.outward(direction)
             asked = stall.earlier(recipe, seen.number, votes) is not None
             own = units.inward(params)
-            norm = norm if asked else _next_norm(recipe, norm, release.inside, seen.number, own)
+            t = seen.number - _asked(states[-1])
+            norm = norm if asked else _next_norm(recipe, norm, release.inside, t, own)
             shares, models = [*shares, release.inside], [*models, params]
         # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
         weights = recipe.averaging * weights + 1
@@ -81,7 +82,8 @@ def replayed(world: Watched) -> list[ServerState]:
 
 def _step(recipe: Recipe, state: ServerState) -> float:
     """The server rate of the round that follows this state."""
-    plan, rounds, rate = recipe.plan, recipe.plan.rounds, recipe.server_rate
+    plan, rate = recipe.plan, recipe.server_rate
+    rounds, t = plan.rounds - _asked(state), state.round - _asked(state)  # of trainings
     norm, longer = state.clip_norm, 1 / stall.pace(recipe, state.votes)
     power = {"constant": 0.0, "root": 0.5, "linear": 1.0}[recipe.schedule]
     falling = [(1 - s / rounds) ** power for s in range(rounds)]
@@ -89,9 +91,14 @@ def _step(recipe: Recipe, state: ServerState) -> float:
         deviation = plan.noise * plan.clipping.contribution(norm) / plan.expected_cohort
         gathered = deviation * sum(share**2 for share in falling) ** 0.5
         most = longer * rate.at_most
-        return falling[state.round] * (min(most, rate.noise / gathered) if gathered else most)
+        return falling[t] * (min(most, rate.noise / gathered) if gathered else most)
     assert not isinstance(rate, str)  # it was chosen before the run
-    return longer * rate * falling[state.round]
+    return longer * rate * falling[t]
+
+
+def _asked(state: ServerState) -> int:
+    """How many rounds asked for units before this state."""
+    return int(state.survey["rounds"].item()) if state.survey else 0
 
 
 def leaving_problems(world: World) -> list[str]:

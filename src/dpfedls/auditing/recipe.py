@@ -207,7 +207,7 @@ def _briefly_asking(recipe: Recipe) -> Recipe:
     asks = recipe.standardise
     if not isinstance(asks, Measured):
         return recipe
-    asks = msgspec.structs.replace(asks, first=1, later=min(1, asks.later))
+    asks = msgspec.structs.replace(asks, first=1, sizes=1, later=min(1, asks.later))
     return msgspec.structs.replace(recipe, standardise=asks)
 
 

@@ -17,12 +17,12 @@ from dpfedls.privacy.plan import PrivacyPlan
 
 _LEARNED, _TRIED = 0.9, 1000
 _FEWEST, _CENTRED = 10, 0.1
-# The most rounds that ask, as a share of all: for sizes of columns, of all of them together, and
-# for each question after it. And the noise that is small enough: in the shares of a column's
-# values, of all columns' together, and in means and distances.
-_FIRST, _TOGETHER, _LATER = 0.12, 0.1, 0.05
+# The most rounds that ask, as a share of all: whether units are usual; for sizes of each column, or
+# of all together; and for each question after it. And the noise that is small enough: in the share
+# of people, in the shares of a column's values, of all columns' together, in means and distances.
+_FIRST, _EACH, _TOGETHER, _LATER = 0.05, 0.2, 0.1, 0.05
+_CLEAR_FIRST, _CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.12, 0.075, 0.025, 0.1
 _HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
-_CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.075, 0.025, 0.1
 
 
 class Inputs(NamedTuple):
@@ -72,30 +72,22 @@ def measuring(
     """
     units = unmeasured(model, like)
     if units is None or not is_fresh(model, units):
-        return (
-            None,
-            "false: the model's first layer cannot take units in, so let columns be around 1",
-        )
+        return None, f"false: the model's first layer cannot take units in, {_HINT}"
     columns, noise = units.mean.numel(), plan.noise_stddev(1.0) / plan.expected_cohort
 
     def rounds(numbers: int, enough: float) -> int:
         return max(1, math.ceil(numbers * (noise / enough) ** 2))
 
-    first, together = rounds(columns, _CLEAR), rounds(1, _CLEAR_TOGETHER)
-    said = "people first say, with noise, how large their inputs are"
-    if first <= _FIRST * plan.rounds:
+    first = rounds(1, _CLEAR_FIRST)
+    each, together = rounds(columns, _CLEAR), rounds(1, _CLEAR_TOGETHER)
+    said = f"rounds at first that ask, with noise, whether inputs are around 1: {first}; if not, "
+    if first <= _FIRST * plan.rounds and each <= _EACH * plan.rounds:
         later = max(1, min(rounds(columns, _CLEAR_LATER), int(_LATER * plan.rounds)))
-        why = (
-            f"{said}, in {first} rounds, and up to {4 * later} more if units are not around 1; the "
-        )
-        why += "model takes inputs as they are"
-        return Measured(first=first, later=later, centre=centre), why
-    if together <= _TOGETHER * plan.rounds:
-        why = (
-            f"{said}, in {together} rounds, and all columns together: there is too much noise for "
-        )
-        why += f"each of {columns}; the model takes inputs as they are"
-        return Measured(first=together, columns=False), why
+        said += f"up to {each + 4 * later} more ask for mean and scale of each column; {_TAKES}"
+        return Measured(first=first, sizes=each, later=later, centre=centre), said
+    if first <= _FIRST * plan.rounds and together <= _TOGETHER * plan.rounds:
+        said += f"{together} more ask for one scale of all {columns} columns; {_TAKES}"
+        return Measured(first=first, sizes=together, columns=False), said
     return None, f"false: there is too much noise to ask for units, {_HINT}"
 
 

@@ -1,17 +1,18 @@
 """The units of the inputs, measured: what people are asked in the first rounds.
 
-Where no public samples show the units, everybody in a cohort answers questions about each column of
-their inputs: how large are its values, where is their middle, how far are they from it? An answer
-is a vector of norm 1 at most. Times the clip norm, it is clipped, summed and released as an update
-is, with the same noise, so such a round costs what every round costs. ``Question.answers`` sees
-people's inputs; all else here is made from releases, and public.
+Where no public samples show the units, everybody in a cohort answers questions about their inputs:
+is the largest column around 1? If not: how large are the values of each column, where is their
+middle, how far are they from it? An answer is a vector of norm 1 at most. Times the clip norm, it
+is clipped, summed and released as an update is, with the same noise, so such a round costs what
+every round costs. ``Question.answers`` sees people's inputs; all else here is made from releases,
+and public.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +20,22 @@ from torch import Tensor, nn
 from dpfedls.component import Component, check_types
 from dpfedls.errors import require_not_negative, require_positive
 from dpfedls.gaussian import Release
-from dpfedls.people.units import AS_GIVEN, LARGE, SMALL, AsGiven, Standardised
+from dpfedls.people.units import AS_GIVEN, LARGE, SMALL, AsGiven, Standardised, extent
+from dpfedls.privacy.stall import Votes
+from dpfedls.server import ServerState
 
 Known = dict[str, Tensor]
-_KINDS: tuple[Literal["size", "centre", "spread"], ...]
-_KINDS = ("size", "centre", "spread", "centre", "spread")  # the second time from nearer by
+Kind: TypeAlias = Literal["largest", "size", "centre", "spread"]
+_KINDS: tuple[Kind, ...] = ("largest", "size", "centre", "spread", "centre", "spread")
+_SIZE, _CENTRE = 1, 2  # means and distances are asked for twice, the second time from nearer by
 _LEAST, _BINS = -7, 16  # bins of sizes: each a factor of 4, from 4^−7 up; the last has no end
 _WIDE = 3  # bins that nearly all values of a column lie in
 _ABOVE = 9  # the first bin of values that are not usual, from 16 on
 _MOST = 100  # of a person's samples: more would cost time and hardly change the answer
 _ALIKE = 10.0  # by how much columns of one kind differ in size
 _REACH = 2.0  # the middle is looked for so many sizes around
+_MOST_SAY = 0.5  # a share of people
+_NEAR = 0.25  # of the reach: a column whose values are nearer together is looked at again
 _FEW_UNITS = 8
 _DONE = len(_KINDS)
 
@@ -37,20 +43,23 @@ _DONE = len(_KINDS)
 class Measured(Component, frozen=True, tag="measured"):
     """Units of inputs by what people answer, with noise, in the first rounds of the plan.
 
-    In ``first`` rounds everybody says how large their values are, column by column, or, without
-    ``columns``, in all of them together, for which there may be more noise. If units are not usual,
-    means and scales are asked for in up to four times ``later`` rounds; if they are, means alone,
-    and only with ``centre``. People begin to train as soon as that is known.
+    In ``first`` rounds everybody says whether their largest column is far above 1, or below. If for
+    most it is neither, units are usual, and people train. Else, and with ``centre``, ``sizes``
+    rounds ask how large values are, column by column, or, without ``columns``, in all of them
+    together, for which there may be more noise; and up to four times ``later`` rounds for means and
+    scales, or with usual units for means alone. People train as soon as units are known.
     """
 
-    first: int  # rounds that ask how large values are
+    first: int  # rounds that ask for the largest column
+    sizes: int  # rounds that ask how large values are
     later: int = 0  # rounds of each question after it
     columns: bool = True  # each by itself
     centre: bool = False  # inputs of a usual size, too
 
     def __post_init__(self) -> None:
         check_types(self, "standardise.")
-        require_positive("standardise.first", self.first, "it is how many rounds ask for sizes")
+        require_positive("standardise.first", self.first, "one at least asks")
+        require_positive("standardise.sizes", self.sizes, "one at least asks how large values are")
         require_not_negative("standardise.later", self.later, "0 asks for sizes alone")
 
 
@@ -58,8 +67,9 @@ class Measured(Component, frozen=True, tag="measured"):
 class Question:
     """What a round asks: public, and the same for everybody."""
 
-    kind: Literal["size", "centre", "spread"]
-    columns: int  # 1: all of them together
+    kind: Kind
+    columns: int
+    together: bool  # one answer for all columns
     channels: bool  # columns are a convolution's channels
     mean: Tensor
     reach: Tensor
@@ -68,7 +78,10 @@ class Question:
     @property
     def length(self) -> int:
         """How many numbers an answer has."""
-        return self.columns * _BINS if self.kind == "size" else int(self.asked.sum())
+        if self.kind == "largest":
+            return 2
+        sizes = _BINS if self.together else self.columns * _BINS
+        return sizes if self.kind == "size" else int(self.asked.sum())
 
     def answers(self, features: Tensor) -> Tensor:
         """One person's answer: norm 1 at most, whatever the inputs are."""
@@ -78,10 +91,14 @@ class Question:
         values = values.reshape(-1, self.columns)
         if len(values) == 0:
             return torch.zeros(self.length, dtype=torch.float64, device=features.device)
+        if self.kind == "largest":
+            large, small = extent(values)  # not both: the second is never below the first
+            return torch.tensor([large > LARGE, small < SMALL], device=values.device).double()
         if self.kind == "size":
+            values = values.reshape(-1, 1) if self.together else values
             bins = (values.abs().log2() / 2 - _LEAST).floor().clamp(max=_BINS - 1)  # zeros: none
             found = torch.stack([(bins == k).double().mean(0) for k in range(_BINS)], dim=1)
-            return found.flatten() / math.sqrt(self.columns)  # shares, of sum 1 in a column
+            return found.flatten() / math.sqrt(len(found))  # shares, of sum 1 in a column
         away = (values - self.mean.to(values)) / self.reach.to(values)
         if self.kind == "spread":  # between no and twice the reach, as a number from −1 to 1
             away = away.abs() - 1
@@ -102,7 +119,9 @@ class Survey:
         ones = torch.ones(self._width)
         return {
             "question": torch.zeros(2),  # which one, and how often it was asked
-            "answers": torch.zeros(0),  # their sum
+            "rounds": torch.zeros(1),  # that have asked
+            "answers": torch.zeros(0),  # the sum of those to this question
+            "usual": torch.zeros(1),  # whether most people's largest column is around 1
             "mean": 0 * ones,
             "reach": ones,
             "scale": ones,
@@ -114,16 +133,26 @@ class Survey:
         at = int(known["question"][0])
         if at == _DONE:
             return None
-        columns = self._width if at or self.asks.columns else 1
-        channels = self._channels and columns == self._width
-        asked = known["asked"] > 0
-        return Question(_KINDS[at], columns, channels, known["mean"], known["reach"], asked)
+        how = (_KINDS[at], self._width, not self.asks.columns, self._channels)
+        return Question(*how, known["mean"], known["reach"], known["asked"] > 0)
+
+    def after(self, state: ServerState, release: Release) -> ServerState:
+        """The state after a round that asked.
+
+        The model waits; once units are known, it is the same one for inputs in these.
+        """
+        known = self.following(state.survey, release)
+        params = self.found(known).outward(state.params)
+        votes = state.votes and Votes(params, params)
+        state = replace(state, params=params, average=params, votes=votes)
+        return replace(state, round=state.round + 1, survey=known)
 
     def following(self, known: Known, release: Release) -> Known:
         """After a round; what it released is the noisy mean answer, times the clip norm."""
         at, count = known["question"].int().tolist()
         total = release.value.cpu() / release.clip_norm + (known["answers"] if count else 0)
         known = known | {"answers": total, "question": torch.tensor([at, count + 1.0])}
+        known["rounds"] = known["rounds"] + 1
         if count + 1 < self._rounds(known):
             return known
         found = self._answered(known, at, total.double() / (count + 1), count + 1)
@@ -140,12 +169,17 @@ class Survey:
 
     def _rounds(self, known: Known) -> int:
         """How often the question is asked: of fewer columns there is less noise in each."""
-        if not known["question"][0]:
-            return self.asks.first
+        at = int(known["question"][0])
+        if at <= _SIZE:
+            return self.asks.sizes if at else self.asks.first
         return math.ceil(self.asks.later * float(known["asked"].sum()) / self._width)
 
     def _answered(self, known: Known, at: int, answer: Tensor, rounds: int) -> Known:
         if at == 0:
+            usual = float(answer.max()) < _MOST_SAY
+            done = usual and not (self.asks.centre and self._may_centre)
+            return self._next(known, _DONE if done else _SIZE, usual=torch.ones(1) * usual)
+        if at == _SIZE:
             return self._sized(known, answer, self.noise / math.sqrt(rounds))
         asked, kind = known["asked"] > 0, _KINDS[at]
         width = math.sqrt(max(1, int(asked.sum())))
@@ -155,14 +189,14 @@ class Survey:
             # Less where noise may be all there is (James and Stein's factor).
             sure = (1 - (noise / answer).square()).clamp(min=0).nan_to_num(0.0)
             mean[asked] += reach[asked] * answer * sure
+            far = not bool((scale == 1).all())  # else sizes are usual, and means are all we want
         else:
             # 1.25 mean distances are the deviation of a normal law. No less than noise can tell.
             scale[asked] = 1.25 * reach[asked] * (1 + answer).clamp(min=2 * noise)
+            far = bool((scale < _NEAR * reach)[asked].any())  # then a mean is not known well
             reach = torch.minimum(reach, _REACH * scale)
-        usual = bool((scale == 1).all())  # then means alone are asked for
-        after = _DONE if usual else at + 1
         made = {"mean": mean.float(), "reach": reach.float(), "scale": scale.float()}
-        return known | made | {"question": torch.tensor([float(after), 0.0])}
+        return known | made | {"question": torch.tensor([at + 1.0 if far else _DONE, 0.0])}
 
     def _sized(self, known: Known, answer: Tensor, noise: float) -> Known:
         """From the shares of values in each bin: sizes, and whether any are out of the usual."""
@@ -172,21 +206,24 @@ class Survey:
         known_sizes: list[float] = [*each[sure].tolist(), *([] if rest is None else [rest])]
         largest = max(known_sizes, default=1.0)
         each, sure = each.expand(self._width), sure.expand(self._width)
-        may_centre = self.units.bias is not None and bool(sure.any())
-        if SMALL <= largest <= LARGE:
-            at = 1 if self.asks.centre and may_centre else _DONE
-            return self._next(known, at, _REACH * each, torch.ones_like(each), sure)
+        sure_of = {"reach": _REACH * each, "asked": sure}
+        centre = self._may_centre and bool(sure.any())
+        if known["usual"] or SMALL <= largest <= LARGE:
+            return self._next(known, _CENTRE if centre and self.asks.centre else _DONE, **sure_of)
         # Rare columns that are as large as the others, pixels say: of one kind, with one scale.
         one_kind = rest is not None and float(each.max() / each.min()) <= _ALIKE
         if one_kind and rest is not None:
             each = torch.full_like(each, rest)
-        at = 1 if may_centre and self.asks.later and not one_kind else _DONE
-        return self._next(known, at, _REACH * each, each, sure)
+        at = _CENTRE if centre and not one_kind else _DONE
+        return self._next(known, at, scale=each, **sure_of)
 
-    def _next(self, known: Known, at: int, reach: Tensor, scale: Tensor, sure: Tensor) -> Known:
-        made = {"reach": reach, "scale": scale, "asked": sure}
-        changed = {name: values.clone().float() for name, values in made.items()}
+    def _next(self, known: Known, at: int, **found: Tensor) -> Known:
+        changed = {name: values.clone().float() for name, values in found.items()}
         return known | changed | {"question": torch.tensor([float(at), 0.0])}
+
+    @property
+    def _may_centre(self) -> bool:
+        return self.units.bias is not None and self.asks.later > 0
 
     @property
     def _width(self) -> int:

@@ -137,10 +137,14 @@ def unmeasured(model: nn.Module, like: Any) -> Standardised | None:
 
 def is_usual(inputs: Tensor) -> bool:
     """Whether the largest column is around 1; zeros, of which sparse inputs are full, are none."""
-    values = as_input(inputs[:SEEN]).cpu().double()
+    large, small = extent(as_input(inputs[:SEEN]).cpu().double())
+    return large <= LARGE and small >= SMALL
+
+
+def extent(values: Tensor) -> tuple[float, float]:
+    """The largest root mean square of a column; and that over what is not zero."""
     squares, there = values.square().sum(0), (values != 0).sum(0).clamp(min=1)
-    large, small = (squares / len(values)).max().sqrt(), (squares / there).max().sqrt()
-    return bool(large <= LARGE and small >= SMALL)
+    return float((squares / len(values)).max().sqrt()), float((squares / there).max().sqrt())
 
 
 def folded(model: nn.Module, units: AsGiven) -> nn.Module:
