@@ -298,7 +298,7 @@ def units_of_raw_answers(patch):
     def finish(real, self, state, total, noise, nonce):
         made = real(self, state, total, noise, nonce)
         if state.survey and self.survey.question(state.survey):
-            moved = made.survey["reach"] + total[:4].float()
+            moved = made.survey["reach"] + total[0].float()
             made = replace(made, survey=made.survey | {"reach": moved})
         return made
 

@@ -18,9 +18,9 @@ from dpfedls.privacy.plan import PrivacyPlan
 _LEARNED, _TRIED = 0.9, 1000
 _FEWEST, _CENTRED = 10, 0.1
 # The most rounds that ask, as a share of all: whether units are usual; for sizes of each column, or
-# of all together; and for each question after it. And the noise that is small enough: in the share
+# of all together; for each question after it. And the noise that is small enough: in the share
 # of people, in the shares of a column's values, of all columns' together, in means and distances.
-_FIRST, _EACH, _TOGETHER, _LATER = 0.05, 0.2, 0.1, 0.05
+_FIRST, _SIZES, _LATER = 0.05, 0.2, 0.05
 _CLEAR_FIRST, _CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.12, 0.075, 0.025, 0.1
 _HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
 
@@ -81,11 +81,11 @@ def measuring(
     first = rounds(1, _CLEAR_FIRST)
     each, together = rounds(columns, _CLEAR), rounds(1, _CLEAR_TOGETHER)
     said = f"rounds at first that ask, with noise, whether inputs are around 1: {first}; if not, "
-    if first <= _FIRST * plan.rounds and each <= _EACH * plan.rounds:
+    if first <= _FIRST * plan.rounds and each <= _SIZES * plan.rounds:
         later = max(1, min(rounds(columns, _CLEAR_LATER), int(_LATER * plan.rounds)))
         said += f"up to {each + 4 * later} more ask for mean and scale of each column; {_TAKES}"
         return Measured(first=first, sizes=each, later=later, centre=centre), said
-    if first <= _FIRST * plan.rounds and together <= _TOGETHER * plan.rounds:
+    if first <= _FIRST * plan.rounds and together <= _SIZES * plan.rounds:
         said += f"{together} more ask for one scale of all {columns} columns; {_TAKES}"
         return Measured(first=first, sizes=together, columns=False), said
     return None, f"false: there is too much noise to ask for units, {_HINT}"
