@@ -91,7 +91,7 @@ class Server:
         asked = (norm, clipping.indicator(norm), clipping.quantile)
         if question := self.survey and self.survey.question(state.survey):
             return Bound(*asked, question=question)
-        compared = earlier(state.votes, self.plan, state.round)
+        compared = earlier(state.votes, self.plan, state.round - state.asked)
         compared = compared if compared is None else self.units(state).inward(compared)
         return Bound(*asked, earlier=compared, pace=1 / self._longer(state.votes))
 
@@ -121,14 +121,15 @@ class Server:
         release = replace(release, step=self.step(state))
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * units.outward(direction)
+        t -= state.asked  # rounds that train
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         votes = following(state.votes, plan, t, release.inside, params)
         lengths = release.inside if bound.earlier is None else None
         length = float(units.inward(params).norm(dtype=torch.float64))
-        known = (lengths, t - state.asked, release.noise_stddev, length)
+        known = (lengths, t, release.noise_stddev, length)
         norm = plan.clipping.following(state.clip_norm, *known)
         norm *= self._longer(state.votes) / self._longer(votes)  # shorter with the updates
-        return ServerState(t + 1, params, average, norm, memory, votes, state.survey)
+        return ServerState(state.round + 1, params, average, norm, memory, votes, state.survey)
 
     def _longer(self, votes: Votes | None) -> float:
         """By how much the server may go further, since clients go less far."""

@@ -284,7 +284,7 @@ def test_what_cannot_be_standardised_is_said():
     )
     with pytest.raises(InputError, match="asks for the test samples, since"):
         units_of(recipe, Task(task.data, task.model))
-    with pytest.raises(InputError, match=r"standardise = true is for runs on one machine"):
+    with pytest.raises(InputError, match=r"standardise is for runs on one machine"):
         msgspec.structs.replace(recipe, nodes=Nodes())
     with pytest.raises(InputError, match="a model whose first layer, linear or a convolution"):
         dpfedls.train(

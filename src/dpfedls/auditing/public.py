@@ -59,20 +59,20 @@ def replayed(world: Watched) -> list[ServerState]:
             asked_of = survey.following(asked_of, release)
             units = survey.found(asked_of)
             average = params = units.outward(params)  # the model waits, and is then one of these
-            shares, models = [*shares, None], [params] * (seen.number + 2)
+            models = [params]
         else:
             # Not by the server's own function: the audit has to know what was promised.
             step = _step(recipe, states[-1])
             direction, memory = denoise(denoiser, replace(release, step=step), memory)
             params = params + step * units.outward(direction)
-            asked = stall.earlier(recipe, seen.number, votes) is not None
-            own = units.inward(params)
+            # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
+            weights = recipe.averaging * weights + 1
+            average = average.lerp(params, 1 / weights)
             t = seen.number - _asked(states[-1])
+            asked = stall.earlier(recipe, t, votes) is not None
+            own = units.inward(params)
             norm = norm if asked else _next_norm(recipe, norm, release.inside, t, own)
             shares, models = [*shares, release.inside], [*models, params]
-        # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
-        weights = recipe.averaging * weights + 1
-        average = average.lerp(params, 1 / weights)
         before = stall.pace(recipe, votes)
         votes = stall.known(recipe, models, shares)
         norm *= stall.pace(recipe, votes) / before  # updates become as much shorter
@@ -155,7 +155,8 @@ def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
         bound, pace = seen.bounds[0], stall.pace(recipe, state.votes)
         if not math.isclose(bound.norm, state.clip_norm, rel_tol=1e-9):
             return ["the clip norm of a round does not follow from the releases before it"]
-        earlier = None if question else stall.earlier(recipe, seen.number, state.votes)
+        t = seen.number - _asked(state)
+        earlier = None if question else stall.earlier(recipe, t, state.votes)
         earlier = earlier if earlier is None else units.inward(earlier)
         if not _same(bound.earlier, earlier):
             return ["who votes, or on which two models, does not follow from the releases before"]

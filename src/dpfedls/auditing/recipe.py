@@ -41,6 +41,7 @@ ROUNDS = 8  # of each whole run
 TRIALS = 300  # cheap rounds with made-up updates
 FEWEST_TRIALS = 60
 CONFIDENCE = 0.9999  # of mu_lower
+_QUESTIONS = 2, 6  # about units: of sizes alone, and of means and distances too
 _EMPTY = 5  # rounds without anybody
 NEAR = 0.97  # a bound below this share of the claim has not seen the mechanism that is claimed
 NOTE = (
@@ -77,7 +78,8 @@ def audit(
         check_canaries(recipe.plan, canaries)
     denoiser = denoiser or built(recipe.denoiser)
     alone = _alone(recipe)
-    small = _briefly_asking(msgspec.structs.replace(alone, plan=_shorter(recipe.plan, rounds)))
+    shorter = msgspec.structs.replace(_asking_nothing(alone), plan=_shorter(recipe.plan, rounds))
+    small = _briefly_asking(shorter, alone.standardise)
     watch(0, "many cheap rounds")
     made_up, seen, problems = _many_rounds(alone, trials)
     person = person_in(made_up)
@@ -202,12 +204,13 @@ def _alone(recipe: Recipe) -> Recipe:
     )  # fmt: skip
 
 
-def _briefly_asking(recipe: Recipe) -> Recipe:
+def _briefly_asking(recipe: Recipe, asks: bool | Measured) -> Recipe:
     """Each question about units in one round, so that a few rounds hold them all, and trainings."""
-    asks = recipe.standardise
-    if not isinstance(asks, Measured):
+    rounds = recipe.plan.rounds
+    if not isinstance(asks, Measured) or rounds <= _QUESTIONS[0]:
         return recipe
-    asks = msgspec.structs.replace(asks, first=1, sizes=1, later=min(1, asks.later))
+    later = 1 if asks.later and rounds > _QUESTIONS[1] else 0
+    asks = msgspec.structs.replace(asks, first=1, sizes=1, later=later)
     return msgspec.structs.replace(recipe, standardise=asks)
 
 

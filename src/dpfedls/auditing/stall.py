@@ -21,11 +21,8 @@ from dpfedls.privacy.stall import Votes
 from dpfedls.runs.recipe import Recipe
 
 
-def known(recipe: Recipe, models: list[Vector], shares: list[float | None]) -> Votes | None:
-    """What is known of votes after so many rounds: from the share of each, and all models.
-
-    There is no share in rounds that ask for something else.
-    """
+def known(recipe: Recipe, models: list[Vector], shares: list[float]) -> Votes | None:
+    """What is known of votes after so many trainings: from the share of each, and all models."""
     if recipe.local.shorten is None:
         return None
     plan, tenth = recipe.plan, _tenth(recipe.plan)
@@ -72,10 +69,10 @@ def _tenth(plan: PrivacyPlan) -> int:
     return max(1, plan.rounds // 10)
 
 
-def _said(plan: PrivacyPlan, shares: list[float | None], begun: int) -> list[float]:
+def _said(plan: PrivacyPlan, shares: list[float], begun: int) -> list[float]:
     """Of one tenth, the shares of rounds in which people were asked."""
-    tenth = enumerate(shares[begun : begun + _tenth(plan)], begun)
-    return [share for t, share in tenth if share is not None and _asked(plan, t)]
+    rounds = range(begun, min(begun + _tenth(plan), len(shares)))
+    return [shares[t] for t in rounds if _asked(plan, t)]
 
 
 def _stalls(plan: PrivacyPlan, said: list[float]) -> bool:

@@ -70,9 +70,13 @@ def measuring(
 
     Of ``like``, somebody's inputs, shape and type alone are looked at.
     """
+    if not isinstance(like, torch.Tensor) or not like.is_floating_point():
+        return None, "false: the inputs are not one tensor of fractions"
     units = unmeasured(model, like)
-    if units is None or not is_fresh(model, units):
+    if units is None:
         return None, f"false: the model's first layer cannot take units in, {_HINT}"
+    if not is_fresh(model, units):
+        return None, f"false: the model's first layer seems to have learned already, {_HINT}"
     columns, noise = units.mean.numel(), plan.noise_stddev(1.0) / plan.expected_cohort
 
     def rounds(numbers: int, enough: float) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dpfedls.component import Component, check_types
 from dpfedls.errors import require_not_negative, require_positive
 from dpfedls.gaussian import Release
-from dpfedls.people.units import AS_GIVEN, LARGE, SMALL, AsGiven, Standardised, extent
+from dpfedls.people.units import AS_GIVEN, CONSTANT, LARGE, SMALL, AsGiven, Standardised, extent
 from dpfedls.privacy.stall import Votes
 from dpfedls.server import ServerState
 
@@ -28,15 +28,16 @@ Known = dict[str, Tensor]
 Kind: TypeAlias = Literal["largest", "size", "centre", "spread"]
 _KINDS: tuple[Kind, ...] = ("largest", "size", "centre", "spread", "centre", "spread")
 _SIZE, _CENTRE = 1, 2  # means and distances are asked for twice, the second time from nearer by
-_LEAST, _BINS = -7, 16  # bins of sizes: each a factor of 4, from 4^−7 up; the last has no end
+_LEAST, _BINS = -7, 24  # bins of sizes: each a factor of 4, from 4^−7 up; the last has no end
 _WIDE = 3  # bins that nearly all values of a column lie in
 _ABOVE = 9  # the first bin of values that are not usual, from 16 on
 _MOST = 100  # of a person's samples: more would cost time and hardly change the answer
 _ALIKE = 10.0  # by how much columns of one kind differ in size
 _REACH = 2.0  # the middle is looked for so many sizes around
-_MOST_SAY = 0.5  # a share of people
+_TINY = 0.02  # embeddings of norm 1 have columns of 0.1, and are better left alone
+_LEAST_THERE, _LEAST_SPREAD = 0.1, 1e-3
 _NEAR = 0.25  # of the reach: a column whose values are nearer together is looked at again
-_FEW_UNITS = 8
+_FEW_UNITS, _ORDER, _TRIED = 8, 1.02, 2 * 10**6
 _DONE = len(_KINDS)
 
 
@@ -79,29 +80,30 @@ class Question:
     def length(self) -> int:
         """How many numbers an answer has."""
         if self.kind == "largest":
-            return 2
+            return 3
         sizes = _BINS if self.together else self.columns * _BINS
         return sizes if self.kind == "size" else int(self.asked.sum())
 
     def answers(self, features: Tensor) -> Tensor:
         """One person's answer: norm 1 at most, whatever the inputs are."""
         values = features[:_MOST].detach().double()
+        if len(values) == 0:
+            return torch.zeros(self.length, dtype=torch.float64, device=features.device)
         if self.channels:
             values = values.transpose(0, 1).flatten(1).T
         values = values.reshape(-1, self.columns)
-        if len(values) == 0:
-            return torch.zeros(self.length, dtype=torch.float64, device=features.device)
         if self.kind == "largest":
             large, small = extent(values)  # not both: the second is never below the first
-            return torch.tensor([large > LARGE, small < SMALL], device=values.device).double()
+            said = [large > LARGE, small < _TINY, large <= LARGE and small >= _TINY]
+            return torch.tensor(said, device=values.device).double()
         if self.kind == "size":
             values = values.reshape(-1, 1) if self.together else values
             bins = (values.abs().log2() / 2 - _LEAST).floor().clamp(max=_BINS - 1)  # zeros: none
             found = torch.stack([(bins == k).double().mean(0) for k in range(_BINS)], dim=1)
             return found.flatten() / math.sqrt(len(found))  # shares, of sum 1 in a column
         away = (values - self.mean.to(values)) / self.reach.to(values)
-        if self.kind == "spread":  # between no and twice the reach, as a number from −1 to 1
-            away = away.abs() - 1
+        if self.kind == "spread":  # who has no samples should not count as far away
+            away = away.abs() / 2
         found = away.clamp(-1, 1).mean(0)[self.asked.to(values.device)]
         return found / math.sqrt(max(1, len(found)))
 
@@ -122,6 +124,7 @@ class Survey:
             "rounds": torch.zeros(1),  # that have asked
             "answers": torch.zeros(0),  # the sum of those to this question
             "usual": torch.zeros(1),  # whether most people's largest column is around 1
+            "there": torch.ones(1),  # the share of people who have samples
             "mean": 0 * ones,
             "reach": ones,
             "scale": ones,
@@ -176,13 +179,16 @@ class Survey:
 
     def _answered(self, known: Known, at: int, answer: Tensor, rounds: int) -> Known:
         if at == 0:
-            usual = float(answer.max()) < _MOST_SAY
+            usual = bool(answer[2] > answer[:2].sum())
+            noise, there = math.sqrt(3 / rounds) * self.noise, float(answer.sum())
+            there = 1.0 if there > 1 - 3 * noise else max(there, _LEAST_THERE)
             done = usual and not (self.asks.centre and self._may_centre)
-            return self._next(known, _DONE if done else _SIZE, usual=torch.ones(1) * usual)
+            said = {"usual": torch.ones(1) * usual, "there": torch.ones(1) * there}
+            return self._next(known, _DONE if done else _SIZE, **said)
         if at == _SIZE:
             return self._sized(known, answer, self.noise / math.sqrt(rounds))
         asked, kind = known["asked"] > 0, _KINDS[at]
-        width = math.sqrt(max(1, int(asked.sum())))
+        width = math.sqrt(max(1, int(asked.sum()))) / float(known["there"])
         answer, noise = width * answer, width * self.noise / math.sqrt(rounds)
         mean, reach, scale = (known[name].double() for name in ("mean", "reach", "scale"))
         if kind == "centre":
@@ -191,8 +197,11 @@ class Survey:
             mean[asked] += reach[asked] * answer * sure
             far = not bool((scale == 1).all())  # else sizes are usual, and means are all we want
         else:
-            # 1.25 mean distances are the deviation of a normal law. No less than noise can tell.
-            scale[asked] = 1.25 * reach[asked] * (1 + answer).clamp(min=2 * noise)
+            # 1.25 mean distances are the deviation of a normal law. No less than noise can tell,
+            # nor than single precision can beside the mean.
+            least = max(noise, _LEAST_SPREAD)
+            scale[asked] = 1.25 * reach[asked] * (2 * answer).clamp(min=2 * least)
+            scale = torch.maximum(scale, CONSTANT * mean.abs())
             far = bool((scale < _NEAR * reach)[asked].any())  # then a mean is not known well
             reach = torch.minimum(reach, _REACH * scale)
         made = {"mean": mean.float(), "reach": reach.float(), "scale": scale.float()}
@@ -256,7 +265,7 @@ def _sizes(shares: Tensor, noise: float, apart: bool) -> _Sizes:
     rest = rest if apart or alike else None  # several kinds, and nobody knows which is which
     each[~sure] = 1.0 if rest is None else rest
     if sure.any():  # better too small than too large
-        large = others[:, _ABOVE:].sum(1) > 0.5
+        large = others[:, _ABOVE:].sum(1) > max(0.5, 3 * math.sqrt(_BINS - _ABOVE) * noise)
         each[~sure] = torch.where(large, each[sure].max(), each[~sure])
     return _Sizes(each, sure, rest)
 
@@ -282,10 +291,20 @@ def _size(shares: Tensor, window: int) -> Tensor:
 
 
 def is_fresh(model: nn.Module, units: Standardised) -> bool:
-    """Whether the first layer has weights of one size for all columns, as random ones have.
+    """Whether the first layer's weights look random: of one size in all columns, and of no order.
 
-    What was trained on columns of several sizes has not. Of few units chance may say anything.
+    Weights for columns of several sizes have several sizes, and learned ones have directions in
+    common. Of few units chance may say much.
     """
-    weight = dict(model.named_parameters())[units.weight].detach().double()
+    weight = dict(model.named_parameters())[units.weight].detach().cpu().double()
     sizes = weight.transpose(0, 1).flatten(1).square().mean(1).sqrt()
-    return len(weight) < _FEW_UNITS or bool(sizes.max() <= _ALIKE * sizes.min())
+    alike = _ALIKE if len(weight) >= _FEW_UNITS else _ALIKE**3
+    matrix, rng = weight.flatten(1), torch.Generator().manual_seed(0)
+    draws = min(200, max(4, _TRIED // matrix.numel()))
+    random = max(_order(torch.rand(matrix.shape, generator=rng) - 0.5) for _ in range(draws))
+    return bool(sizes.max() <= alike * sizes.min()) and _order(matrix) <= _ORDER * random
+
+
+def _order(matrix: Tensor) -> float:
+    """How much of it lies in one direction."""
+    return float(torch.linalg.matrix_norm(matrix, 2) / matrix.norm().clamp(min=1e-30))

@@ -1,9 +1,10 @@
 """The units of the inputs: people may train on standardised columns, whatever they were given in.
 
-Mean and scale come from public samples. A model whose first layer is linear in its inputs can take
-them in: its weights for standardised inputs and those for inputs as given are one model in two
-coordinates. Clients train, and noise is added, in the first; the server keeps, evaluates and hands
-out the second. The change is linear and public, so it costs no privacy.
+Mean and scale come from public samples, or from noisy answers (people.survey). A model whose first
+layer is linear in its inputs can take them in: its weights for standardised inputs and those for
+inputs as given are one model in two coordinates. Clients train, and noise is added, in the first;
+the server keeps, evaluates and hands out the second. The change is linear and public, so it costs
+no privacy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dpfedls.people.samples import as_input
 _FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LARGE, SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
 _ALIKE, _MOST = 10.0, 0.9  # columns of one kind: by how much, and how many of them, reach as far
-_CONSTANT = 1e-6  # of its mean: what a column's spread is lost below in float32
+CONSTANT = 1e-6  # of its mean: what a column's spread is lost below in float32
 SEEN = 2000  # test inputs that are looked at
 
 
@@ -159,7 +160,7 @@ def _scale(mean: Tensor, centred: Tensor) -> Tensor:
     """How far values usually are from the mean, in each column or in all of one kind."""
     # Whether its tails are long or short.
     spread = torch.maximum(1.25 * centred.abs().mean(0), centred.square().mean(0).sqrt() / 3)
-    changes = spread > _CONSTANT * mean.abs()
+    changes = spread > CONSTANT * mean.abs()
     if not changes.any():
         return torch.ones_like(spread)
     reach = centred.abs().amax(0)[changes]

@@ -37,10 +37,12 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     check_model(task.model)
     ours = frozenset(field for field in LOCAL_FIELDS if f"local.{field}" in recipe.chosen)
     open_ = ours | ({"server_rate"} if recipe.server_rate == "auto" else frozenset())
-    samples, public = _shown(task), task.test is not None
+    samples = _shown(task)
     if recipe.chosen.get("standardise") == OPEN:
         recipe = _with_units(recipe, task, samples, open_ >= ALL)
-    if public and recipe.standardise is True:
+    # In measured units made-up inputs are more alike to people's than public ones as they are.
+    public = task.test is not None and not isinstance(recipe.standardise, Measured)
+    if public and recipe.standardise:
         few = each(lambda part: part[:_FEW], samples)
         samples = units_of(recipe, task).to(few[1].device)(few[0]), few[1]
 
@@ -52,6 +54,8 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
     rates = rates_of(recipe)
     if not rates.rounds_help and "plan.rounds" in recipe.chosen:
         recipe = _without_more_rounds(recipe)
+        if isinstance(recipe.standardise, Measured) and "standardise" in recipe.chosen:
+            recipe = _with_units(recipe, task, samples, ours=True)
         rates = rates_of(recipe)
     local, why = rates.local, rates.why
     if not open_ >= ALL:  # what is given stays

@@ -129,9 +129,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "coordinate that a clip norm which adapts has; leave shorten out, or give "
                 'plan.clip_norm = { kind = "adaptive" }'
             )
+        if isinstance(self.standardise, Measured):
+            self._require_rounds(self.standardise)
         if self.standardise and self.nodes is not None:
             raise InputError(
-                "standardise = true is for runs on one machine, and [nodes] says that people's "
+                "standardise is for runs on one machine, and [nodes] says that people's "
                 "data is on nodes, which are not told the units; leave standardise out, and scale "
                 "inputs on the nodes by constants that you know"
             )
@@ -139,6 +141,19 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InputError(
                 "diagnose = true evaluates the model on people's own samples, and what leaves the "
                 'private side must be noisy; leave it out, or use mode = "simulation"'
+            )
+
+    def _require_rounds(self, asks: Measured) -> None:
+        most = asks.first + asks.sizes + 4 * asks.later
+        if most >= self.plan.rounds:
+            raise InputError(
+                f"standardise asks in up to {most} rounds (first, sizes and four times later), and "
+                f"plan.rounds = {self.plan.rounds} leaves none to train: ask in fewer"
+            )
+        if math.isinf(self.plan.clipping.start):
+            raise InputError(
+                "clip_norm = inf bounds no answer, so units cannot be asked for; leave standardise "
+                "out, or give a finite clip_norm"
             )
 
     @property

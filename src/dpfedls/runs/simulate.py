@@ -127,11 +127,12 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         few = each(lambda part: part[:2], task.test)
         evaluate(model, few, task.loss, task.metrics)  # a metric that fails, fails now
     survey = survey_of(recipe, task)
+    people = task.data.to(next(model.parameters()).device)
 
     def engine_in(units: AsGiven) -> Engine:
         return choose(
             model,
-            task.data.in_units(units).to(next(model.parameters()).device),
+            people.in_units(units),
             recipe.local,
             task.loss,
             engine=recipe.engine,
