@@ -20,7 +20,7 @@ from dpfedls.denoising import Identity
 from dpfedls.engine import choose
 from dpfedls.gaussian import Release
 from dpfedls.people.clients import ClientData
-from dpfedls.people.survey import Measured, Question, Survey, is_fresh
+from dpfedls.people.survey import Measured, Question, Survey, _sizes, is_fresh
 from dpfedls.people.units import AS_GIVEN, Standardised, unmeasured
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.clipping import AdaptiveClipping
@@ -339,6 +339,10 @@ def test_a_network_that_has_learned_is_left_alone():
     found, why = measuring(plan(1000, 400, 0.5), model, x[:1], False)
     assert found is None
     assert "learned already" in why
+    ordered = network()  # columns of one size, and a direction in common
+    with torch.no_grad():
+        ordered[0].weight += torch.linspace(-1, 1, 12)[:, None]
+    assert measuring(plan(1000, 400, 0.5), ordered, x[:1], False)[0] is None
     for seed in range(20):
         for fresh in (nn.Linear(6, 2), nn.Linear(40, 64), nn.Conv2d(3, 16, 5), nn.Linear(784, 10)):
             torch.manual_seed(seed)
@@ -393,16 +397,48 @@ def test_people_vote_and_average_only_over_rounds_that_train():
     assert state is not None
     assert state.asked == 40
     assert votes == [t for t in range(12, 20) if t % 2]
-    mean = trained(people(60), averaging=1.0, plan=plan(60, 12))
-    last = trained(people(60), plan=plan(60, 12))
-    x = people(60)[0][0]
-    assert mean.history[-1].round == 12
-    assert (mean.model(x) - last.model(x)).abs().max() < 0.5  # both after one training
+
+
+def test_averages_and_the_falling_rate_count_rounds_that_train():
+    recipe, task, _ = asked(
+        model=network(), clients=people(60), plan=plan(60, 14), standardise=ASKS, averaging=1.0,
+        schedule="linear", local=LocalSGD(steps=3, learning_rate=0.05),
+    )  # fmt: skip
+    simulation, model = prepare(recipe, task, Identity())
+    server = simulation.server
+    states = list(simulation.run(server.start(server.layout.read(model))))
+    folded, one = (next(s for s in states if s.round == t) for t in (11, 12))
+    assert folded.asked == one.asked == 11
+    assert torch.equal(folded.average, folded.params)
+    assert torch.allclose(one.average, (folded.params + one.params) / 2)
+    steps = [server.step(state) for state in states[10:13]]
+    assert steps == pytest.approx([1.0, 2 / 3, 1 / 3])
+
+
+def test_a_large_column_that_noise_hides_is_made_small_beside_others():
+    shares = torch.zeros(2, 24, dtype=torch.float64)
+    shares[0, 11] = 1.0
+    shares[1, 9:21] = 0.08  # of all sizes from 16 on
+    each, sure, rest = _sizes(shares, 0.05, apart=True)
+    assert sure.tolist() == [True, False]
+    assert rest is None
+    assert each[1] == each[0] > 100
+
+
+def test_units_that_most_call_usual_keep_their_scale_whatever_noise_says_of_a_column():
+    units = unmeasured(network(), torch.randn(1, 6))
+    assert units is not None
+    survey = Survey(msgspec.structs.replace(ASKS, sizes=1, centre=True), units, 0.001)
+    known = survey.start() | {"question": torch.tensor([1.0, 0.0]), "usual": torch.ones(1)}
+    shares = torch.zeros(6, 24)
+    shares[:, 7], shares[2, 7], shares[2, 14] = 1.0, 0.0, 1.0
+    release = Release(shares.flatten() / math.sqrt(6), 0.0, units.layout, clip_norm=1.0)
+    assert (survey.following(known, release)["scale"] == 1).all()
 
 
 def test_rates_do_not_follow_public_inputs_that_nobody_trains_on():
     clients = people(60)
-    given = {"model": network(), "clients": clients, "epsilon": 8.0, "standardise": ASKS}
+    given = {"model": nn.Linear(6, 3), "clients": clients, "epsilon": 8.0, "standardise": ASKS}
     with_test, _, _ = asked(**given, test=clients[0])
     without, _, _ = asked(**given)
     assert with_test.local == without.local
@@ -412,12 +448,12 @@ def test_a_shorter_plan_asks_in_fewer_rounds():
     def poisson(outputs, targets):
         return outputs[:, 0].exp() - targets * outputs[:, 0]
 
-    x, y = torch.zeros(3000, 1, 200), torch.zeros(3000, 1)
-    clients = ClientData.from_arrays(x.flatten(0, 1), y.flatten(), range(3000))
+    clients = ClientData.from_arrays(torch.zeros(5000, 200), torch.zeros(5000), range(5000))
     recipe, _, _ = asked(model=network(200), clients=clients, epsilon=0.5, loss=poisson)
     asks = recipe.standardise
-    if isinstance(asks, Measured):
-        assert asks.first + asks.sizes + 4 * asks.later < 0.5 * recipe.plan.rounds
+    assert recipe.plan.rounds == 100
+    assert isinstance(asks, Measured)
+    assert asks.first + asks.sizes + 4 * asks.later <= 0.45 * recipe.plan.rounds
 
 
 def test_what_is_asked_and_found_stands_in_the_recipe_and_comes_back(tmp_path):
