@@ -14,13 +14,13 @@ from torch.utils.data import Dataset
 
 import dpfedls
 from dpfedls import InputError, LocalSGD, PoissonSampling, PrivacyPlan
-from dpfedls.auto.inputs import measuring
+from dpfedls.auto.inputs import is_fresh, measuring
 from dpfedls.clipping import Bound
 from dpfedls.denoising import Identity
 from dpfedls.engine import choose
 from dpfedls.gaussian import Release
 from dpfedls.people.clients import ClientData
-from dpfedls.people.survey import Measured, Question, Survey, _sizes, is_fresh
+from dpfedls.people.survey import Measured, Question, Survey, _sizes
 from dpfedls.people.units import AS_GIVEN, Standardised, unmeasured
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.clipping import AdaptiveClipping

@@ -29,6 +29,11 @@ Planted = Callable[[Indices, int, float, Updates], Updates]
 """``planted(clients, round, clip norm, updates)``: what the clients send instead."""
 
 
+def as_trained(clients: Indices, round_: int, norm: float, updates: Updates) -> Updates:
+    """Nothing planted."""
+    return updates
+
+
 @dataclass
 class Round:
     """What was seen of one round, on both sides of the privacy boundary."""
@@ -135,7 +140,7 @@ class ObservedEngine(Engine):
 
     record: Record = field(default_factory=Record)
     absent: tuple[int, ...] = ()
-    planted: Planted = lambda clients, round_, norm, updates: updates
+    planted: Planted = as_trained
 
     def in_units(self, units: Any) -> Engine:
         made = super().in_units(units)
@@ -227,11 +232,6 @@ class ObservedSurvey(Survey):
         kept = replace(release, value=release.value.clone())
         self.record[self.record.current].releases.append(kept)
         return super().following(known, release)
-
-
-def as_trained(clients: Indices, round_: int, norm: float, updates: Updates) -> Updates:
-    """Nothing planted."""
-    return updates
 
 
 def observed(

@@ -68,7 +68,7 @@ def replayed(world: Watched) -> list[ServerState]:
             # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
             weights = recipe.averaging * weights + 1
             average = average.lerp(params, 1 / weights)
-            t = seen.number - _asked(states[-1])
+            t = seen.number - states[-1].asked
             asked = stall.earlier(recipe, t, votes) is not None
             own = units.inward(params)
             norm = norm if asked else _next_norm(recipe, norm, release.inside, t, own)
@@ -83,7 +83,7 @@ def replayed(world: Watched) -> list[ServerState]:
 def _step(recipe: Recipe, state: ServerState) -> float:
     """The server rate of the round that follows this state."""
     plan, rate = recipe.plan, recipe.server_rate
-    rounds, t = plan.rounds - _asked(state), state.round - _asked(state)  # of trainings
+    rounds, t = plan.rounds - state.asked, state.round - state.asked  # of trainings
     norm, longer = state.clip_norm, 1 / stall.pace(recipe, state.votes)
     power = {"constant": 0.0, "root": 0.5, "linear": 1.0}[recipe.schedule]
     falling = [(1 - s / rounds) ** power for s in range(rounds)]
@@ -94,11 +94,6 @@ def _step(recipe: Recipe, state: ServerState) -> float:
         return falling[t] * (min(most, rate.noise / gathered) if gathered else most)
     assert not isinstance(rate, str)  # it was chosen before the run
     return longer * rate * falling[t]
-
-
-def _asked(state: ServerState) -> int:
-    """How many rounds asked for units before this state."""
-    return int(state.survey["rounds"].item()) if state.survey else 0
 
 
 def leaving_problems(world: World) -> list[str]:
@@ -155,7 +150,7 @@ def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
         bound, pace = seen.bounds[0], stall.pace(recipe, state.votes)
         if not math.isclose(bound.norm, state.clip_norm, rel_tol=1e-9):
             return ["the clip norm of a round does not follow from the releases before it"]
-        t = seen.number - _asked(state)
+        t = seen.number - state.asked
         earlier = None if question else stall.earlier(recipe, t, state.votes)
         earlier = earlier if earlier is None else units.inward(earlier)
         if not _same(bound.earlier, earlier):

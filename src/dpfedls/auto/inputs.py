@@ -6,17 +6,26 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpfedls.auto.links import link_of
 from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input, each
-from dpfedls.people.survey import Measured, is_fresh
-from dpfedls.people.units import AS_GIVEN, SEEN, AsGiven, is_usual, standardised, unmeasured
+from dpfedls.people.survey import Measured
+from dpfedls.people.units import (
+    AS_GIVEN,
+    SEEN,
+    AsGiven,
+    Standardised,
+    is_usual,
+    standardised,
+    unmeasured,
+)
 from dpfedls.privacy.plan import PrivacyPlan
 
 _LEARNED, _TRIED = 0.9, 1000
 _FEWEST, _CENTRED = 10, 0.1
+_ALIKE, _FEW_UNITS, _ORDER, _NUMBERS = 10.0, 8, 1.02, 2 * 10**6  # of random weights
 # The most rounds that ask, as a share of all: whether units are usual; for sizes of each column, or
 # of all together; for each question after it. And the noise that is small enough: in the share
 # of people, in the shares of a column's values, of all columns' together, in means and distances.
@@ -113,3 +122,23 @@ def _has_learned(model: nn.Module, test: Samples, loss: Loss) -> bool:
     others = targets.roll(len(targets) // 2, 0)
     least = torch.minimum(loss(nothing, targets).mean(), loss(outputs, others).mean())
     return bool(loss(outputs, targets).mean() < _LEARNED * least)
+
+
+def is_fresh(model: nn.Module, units: Standardised) -> bool:
+    """Whether the first layer's weights look random: of one size in all columns, and of no order.
+
+    Weights for columns of several sizes have several sizes, and learned ones have directions in
+    common. Of few units chance may say much.
+    """
+    weight = dict(model.named_parameters())[units.weight].detach().cpu().double()
+    sizes = weight.transpose(0, 1).flatten(1).square().mean(1).sqrt()
+    alike = _ALIKE if len(weight) >= _FEW_UNITS else _ALIKE**3
+    matrix, rng = weight.flatten(1), torch.Generator().manual_seed(0)
+    draws = min(200, max(4, _NUMBERS // matrix.numel()))
+    random = max(_order(torch.rand(matrix.shape, generator=rng) - 0.5) for _ in range(draws))
+    return bool(sizes.max() <= alike * sizes.min()) and _order(matrix) <= _ORDER * random
+
+
+def _order(matrix: Tensor) -> float:
+    """How much of it lies in one direction."""
+    return float(torch.linalg.matrix_norm(matrix, 2) / matrix.norm().clamp(min=1e-30))

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpfedls.component import Component, check_types
-from dpfedls.errors import require_not_negative, require_positive
+from dpfedls.errors import InputError, require_not_negative, require_positive
 from dpfedls.gaussian import Release
 from dpfedls.people.units import AS_GIVEN, CONSTANT, LARGE, SMALL, AsGiven, Standardised, extent
+from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.stall import Votes
 from dpfedls.server import ServerState
 
@@ -37,7 +38,6 @@ _REACH = 2.0  # the middle is looked for so many sizes around
 _TINY = 0.02  # embeddings of norm 1 have columns of 0.1, and are better left alone
 _LEAST_THERE, _LEAST_SPREAD = 0.1, 1e-3
 _NEAR = 0.25  # of the reach: a column whose values are nearer together is looked at again
-_FEW_UNITS, _ORDER, _TRIED = 8, 1.02, 2 * 10**6
 _DONE = len(_KINDS)
 
 
@@ -62,6 +62,20 @@ class Measured(Component, frozen=True, tag="measured"):
         require_positive("standardise.first", self.first, "one at least asks")
         require_positive("standardise.sizes", self.sizes, "one at least asks how large values are")
         require_not_negative("standardise.later", self.later, "0 asks for sizes alone")
+
+    def require_room(self, plan: PrivacyPlan) -> None:
+        """Refuse a plan that leaves no round to train in, or bounds no answer."""
+        most = self.first + self.sizes + 4 * self.later
+        if most >= plan.rounds:
+            raise InputError(
+                f"standardise asks in up to {most} rounds (first, sizes and four times later), and "
+                f"plan.rounds = {plan.rounds} leaves none to train: ask in fewer"
+            )
+        if math.isinf(plan.clipping.start):
+            raise InputError(
+                "clip_norm = inf bounds no answer, so units cannot be asked for; leave standardise "
+                "out, or give a finite clip_norm"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,23 +302,3 @@ def _size(shares: Tensor, window: int) -> Tensor:
     weights = shares[window : window + _WIDE].clamp(min=0)
     middles = _LEAST + 0.5 + window + torch.arange(_WIDE).double()
     return 4 ** ((weights * middles).sum() / weights.sum().clamp(min=1e-12))
-
-
-def is_fresh(model: nn.Module, units: Standardised) -> bool:
-    """Whether the first layer's weights look random: of one size in all columns, and of no order.
-
-    Weights for columns of several sizes have several sizes, and learned ones have directions in
-    common. Of few units chance may say much.
-    """
-    weight = dict(model.named_parameters())[units.weight].detach().cpu().double()
-    sizes = weight.transpose(0, 1).flatten(1).square().mean(1).sqrt()
-    alike = _ALIKE if len(weight) >= _FEW_UNITS else _ALIKE**3
-    matrix, rng = weight.flatten(1), torch.Generator().manual_seed(0)
-    draws = min(200, max(4, _TRIED // matrix.numel()))
-    random = max(_order(torch.rand(matrix.shape, generator=rng) - 0.5) for _ in range(draws))
-    return bool(sizes.max() <= alike * sizes.min()) and _order(matrix) <= _ORDER * random
-
-
-def _order(matrix: Tensor) -> float:
-    """How much of it lies in one direction."""
-    return float(torch.linalg.matrix_norm(matrix, 2) / matrix.norm().clamp(min=1e-30))

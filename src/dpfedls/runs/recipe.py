@@ -130,7 +130,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 'plan.clip_norm = { kind = "adaptive" }'
             )
         if isinstance(self.standardise, Measured):
-            self._require_rounds(self.standardise)
+            self.standardise.require_room(self.plan)
         if self.standardise and self.nodes is not None:
             raise InputError(
                 "standardise is for runs on one machine, and [nodes] says that people's "
@@ -141,19 +141,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InputError(
                 "diagnose = true evaluates the model on people's own samples, and what leaves the "
                 'private side must be noisy; leave it out, or use mode = "simulation"'
-            )
-
-    def _require_rounds(self, asks: Measured) -> None:
-        most = asks.first + asks.sizes + 4 * asks.later
-        if most >= self.plan.rounds:
-            raise InputError(
-                f"standardise asks in up to {most} rounds (first, sizes and four times later), and "
-                f"plan.rounds = {self.plan.rounds} leaves none to train: ask in fewer"
-            )
-        if math.isinf(self.plan.clipping.start):
-            raise InputError(
-                "clip_norm = inf bounds no answer, so units cannot be asked for; leave standardise "
-                "out, or give a finite clip_norm"
             )
 
     @property
