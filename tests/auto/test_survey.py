@@ -1,66 +1,24 @@
-"""Units of inputs that the first rounds ask for: what people answer, and what follows from it."""
+"""Questions about the units of inputs: what people answer, and what follows from it."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from raw_people import ASKS, MEANS, SCALES, network, people
 from torch import nn
-from torch.utils.data import Dataset
 
-import dpfedls
-from dpfedls import InputError, LocalSGD, PoissonSampling, PrivacyPlan
-from dpfedls.auto.inputs import is_fresh, measuring
+from dpfedls import LocalSGD
 from dpfedls.clipping import Bound
-from dpfedls.denoising import Identity
 from dpfedls.engine import choose
 from dpfedls.gaussian import Release
 from dpfedls.people.clients import ClientData
 from dpfedls.people.survey import Measured, Question, Survey, _sizes
 from dpfedls.people.units import AS_GIVEN, Standardised, unmeasured
-from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.clipping import AdaptiveClipping
-from dpfedls.privacy.observers import Nodes
-from dpfedls.runs.simulate import prepare
-from dpfedls.runs.train import asked
-from dpfedls.runs.verify import verify
-
-SCALES = torch.tensor([0.01, 1.0, 30.0, 2000.0, 1.0, 5.0])
-MEANS = torch.tensor([0.0, 3.0, -50.0, 9000.0, 0.0, 1.0])
-ASKS = Measured(first=1, sizes=2, later=2)
-
-
-def people(count=300, each=8, scales=SCALES, means=MEANS, seed=1):
-    """Three classes by six columns; in which units, the arguments say."""
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, each, 6, generator=rng)
-    way = torch.randn(6, 3, generator=torch.Generator().manual_seed(99))
-    return list(zip(x * scales + means, (2 * x @ way).argmax(dim=2), strict=True))
-
-
-def network(inputs=6):
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(inputs, 12), nn.Tanh(), nn.Linear(12, 3))
-
-
-def plan(count=300, rounds=14, noise=0.5, clip_norm=None):
-    return PrivacyPlan(
-        sampler=PoissonSampling(rate=0.5),
-        num_clients=count,
-        rounds=rounds,
-        clip_norm=clip_norm or AdaptiveClipping(),
-        noise_multiplier=noise,
-        delta=1e-3,
-    )
-
-
-def trained(clients, **given):
-    given = {"plan": plan(len(clients)), "model": network(), "standardise": ASKS} | given
-    return dpfedls.train(clients=clients, local=LocalSGD(steps=3, learning_rate=0.05), **given)
 
 
 def surveyed(inputs, model, asks=ASKS, noise=0.0, seed=0):
@@ -186,174 +144,6 @@ def test_a_convolution_has_scales_of_channels_and_no_means():
     assert ((units.scale / sizes).log().abs() < math.log(4)).all()
 
 
-@pytest.mark.parametrize("engine", ["looped", "vmapped", "compiled"])
-def test_once_units_are_found_the_run_is_the_one_on_inputs_standardised_by_hand(engine):
-    """The model that is handed out takes inputs as they are, and does what the other one does."""
-    clients = people()
-    result = trained(clients, engine=engine)
-    recipe, task, _ = asked(
-        model=network(), clients=clients, plan=plan(), standardise=ASKS,
-        local=LocalSGD(steps=3, learning_rate=0.05), engine=engine,
-    )  # fmt: skip
-    simulation, model = prepare(recipe, task, Identity())
-    server = simulation.server
-    state = server.start(server.layout.read(model))
-    while server.bound(state).question is not None:
-        state = simulation.run_round(state)
-    assert state.round == state.asked == 11
-    units = server.units(state)
-    by_hand = [(units(x), y) for x, y in clients]
-    recipe, task, _ = asked(
-        model=network(), clients=by_hand, plan=plan(), engine=engine,
-        local=LocalSGD(steps=3, learning_rate=0.05),
-    )  # fmt: skip
-    other, model = prepare(recipe, task, Identity())
-    plain = dataclasses.replace(
-        other.server.start(other.server.layout.read(model)),
-        round=11,
-        clip_norm=state.clip_norm,
-        survey={"rounds": torch.full((1,), 11.0)},
-    )
-    *_, last = other.run(plain)
-    x = torch.cat([x for x, _ in clients])
-    other.server.layout.write(last.params, model)
-    assert torch.allclose(result.model(x), model(units(x)), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("stop", [1, 5, 11, 12])
-def test_a_run_goes_on_after_a_crash_in_the_middle_of_the_questions(stop, tmp_path):
-    clients, folder = people(60), tmp_path / "run"
-
-    def crash(line):
-        if line.round == stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(clients, folder=folder, watch=[crash])
-    again = trained(clients, folder=folder)
-    once = trained(clients, folder=tmp_path / "once")
-    for one, other in zip(again.model.parameters(), once.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-    found = verify(folder)
-    assert found["valid"], found
-    assert again.epsilon == once.epsilon == again.plan.epsilon()
-
-
-def test_epsilon_and_payments_are_those_of_the_plan_whatever_is_asked(tmp_path):
-    clients = people(60)
-    asking = trained(clients, folder=tmp_path / "one")
-    not_asking = trained(clients, folder=tmp_path / "two", standardise=False)
-    assert asking.epsilon == not_asking.epsilon
-    assert [entry.round for entry in read_ledger(tmp_path / "one" / "ledger.sqlite").entries] == [
-        *range(14)
-    ]
-
-
-class Loaded(Dataset):
-    """Somebody's samples, loaded one by one; whose file is gone has a length and nothing else."""
-
-    def __init__(self, pair, gone=False):
-        self.pair, self.gone = pair, gone
-
-    def __len__(self):
-        return len(self.pair[1])
-
-    def __getitem__(self, i):
-        if self.gone:
-            raise OSError("no such file")
-        return self.pair[0][i], self.pair[1][i]
-
-
-def test_people_who_are_loaded_answer_too_and_who_cannot_be_counts_as_nobody(tmp_path):
-    clients = people(60)
-    in_memory = trained(clients)
-    loaded = trained([Loaded(pair) for pair in clients])
-    x = torch.cat([x for x, _ in clients])
-    assert torch.allclose(loaded.model(x), in_memory.model(x), rtol=1e-3, atol=1e-3)
-    missing = [Loaded(pair, gone=k in (7, 8)) for k, pair in enumerate(clients)]
-    result = trained(missing, folder=tmp_path / "run", mode="deployed")
-    assert torch.isfinite(result.model(x)).all()
-    assert len(result.history) == 14
-
-
-def test_a_raw_table_is_learned_by_epsilon_alone():
-    clients, held = people(1000), people(50, seed=2)
-    x, y = (torch.cat(part) for part in zip(*held, strict=True))
-    accuracy = {}
-    for measured in (None, False):
-        given = {} if measured is None else {"standardise": measured}
-        result = dpfedls.train(network(), clients, epsilon=4.0, **given)
-        assert result.epsilon <= 4.0
-        accuracy[measured] = float((result.model(x).argmax(1) == y).float().mean())
-    assert accuracy[None] > 0.85
-    assert accuracy[None] > accuracy[False] + 0.1
-
-
-def wanted(people_=1000, epsilon=1.0, columns=20, **given):
-    clients = [(torch.zeros(1, columns), torch.zeros(1).long())] * people_
-    recipe, _, _ = asked(model=network(columns), clients=clients, epsilon=epsilon, **given)
-    return recipe
-
-
-def test_how_many_rounds_ask_follows_noise_and_columns():
-    few, many = wanted().standardise, wanted(columns=300).standardise
-    assert isinstance(few, Measured)
-    assert few.columns
-    assert few.first == 1
-    assert few.sizes < 0.2 * wanted().plan.rounds
-    assert not many.columns
-    assert many.later == 0
-    assert wanted(20_000, 8.0, 100).standardise == Measured(first=1, sizes=1, later=1, centre=True)
-    with_test = wanted(test=(torch.randn(20, 20), torch.zeros(20).long()))
-    assert with_test.standardise is False
-    assert wanted(local=LocalSGD(steps=5)).standardise is False
-
-
-def test_nobody_is_asked_where_the_model_cannot_take_units_in_or_has_learned():
-    given = plan(1000, 400, 0.5)
-    like = torch.randn(1, 6)
-    assert measuring(given, network(), like, False)[0] is not None
-    assert measuring(given, nn.Sequential(nn.LayerNorm(6), network()), like, False)[0] is None
-    assert measuring(given, network(), like.long(), False)[0] is None
-    learned = network()
-    with torch.no_grad():
-        learned[0].weight /= SCALES
-    units = unmeasured(learned, like)
-    assert units is not None
-    assert not is_fresh(learned, units)
-    assert measuring(given, learned, like, False)[0] is None
-    noisy, why = measuring(plan(1000, 100, 500.0), network(), like, False)
-    assert noisy is None
-    assert "too much noise" in why
-
-
-def test_a_network_that_has_learned_is_left_alone():
-    clients = people(300, scales=torch.ones(6), means=torch.zeros(6))
-    x, y = (torch.cat(part) for part in zip(*clients, strict=True))
-    model = network()
-    steps = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(200):
-        steps.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        steps.step()
-    found, why = measuring(plan(1000, 400, 0.5), model, x[:1], False)
-    assert found is None
-    assert "learned already" in why
-    ordered = network()  # columns of one size, and a direction in common
-    with torch.no_grad():
-        ordered[0].weight += torch.linspace(-1, 1, 12)[:, None]
-    assert measuring(plan(1000, 400, 0.5), ordered, x[:1], False)[0] is None
-    for seed in range(20):
-        for fresh in (nn.Linear(6, 2), nn.Linear(40, 64), nn.Conv2d(3, 16, 5), nn.Linear(784, 10)):
-            torch.manual_seed(seed)
-            fresh.reset_parameters()
-            images = isinstance(fresh, nn.Conv2d)
-            shape = (1, 3, 8, 8) if images else (1, fresh.in_features)
-            units = unmeasured(fresh, torch.randn(shape))
-            assert units is not None
-            assert is_fresh(fresh, units)
-
-
 def test_who_has_no_samples_does_not_count():
     """Nearly half of the people have none: means and scales are those of the others."""
     clients = [x for x, _ in people()]
@@ -364,16 +154,12 @@ def test_who_has_no_samples_does_not_count():
     assert ((units.mean - MEANS).abs() < 0.6 * SCALES).all()
 
 
-def test_nobodys_samples_and_constant_columns_do_no_harm():
+def test_a_constant_column_does_no_harm():
     inputs = [torch.cat([x, torch.full((8, 1), 1234.5)], dim=1) for x, _ in people()]
     units, _ = surveyed(inputs, network(7))
     assert (units.scale > 0).all()
     assert torch.isfinite(units(inputs[0])).all()
     assert float(units(inputs[0])[:, 6].abs().max()) < 50
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(32, 3))
-    given = [(255 * torch.rand(5, 1, 4, 4), torch.zeros(5).long()) for _ in range(30)]
-    lazy = [Loaded(pair) for pair in given] + [Loaded((torch.empty(0, 1, 4, 4), torch.zeros(0)))]
-    trained(lazy, plan=plan(31), model=model)
 
 
 def test_a_large_column_is_found():
@@ -381,38 +167,6 @@ def test_a_large_column_is_found():
     means[3] = 3e6
     units, _ = surveyed([x for x, _ in people(means=means)], network())
     assert abs(float(units.mean[3]) - 3e6) < 3e5
-
-
-def test_people_vote_and_average_only_over_rounds_that_train():
-    clients = people(400, each=2)
-    given = {"plan": plan(400, 60, 0.3), "standardise": Measured(first=10, sizes=10, later=5)}
-    local = LocalSGD(steps=2, learning_rate=0.05, shorten=4.0)
-    recipe, task, _ = asked(model=network(), clients=clients, local=local, **given)
-    simulation, model = prepare(recipe, task, Identity())
-    server = simulation.server
-    votes, state = [], None
-    for state in simulation.run(server.start(server.layout.read(model))):
-        if server.bound(state).earlier is not None:
-            votes.append(state.round - state.asked)
-    assert state is not None
-    assert state.asked == 40
-    assert votes == [t for t in range(12, 20) if t % 2]
-
-
-def test_averages_and_the_falling_rate_count_rounds_that_train():
-    recipe, task, _ = asked(
-        model=network(), clients=people(60), plan=plan(60, 14), standardise=ASKS, averaging=1.0,
-        schedule="linear", local=LocalSGD(steps=3, learning_rate=0.05),
-    )  # fmt: skip
-    simulation, model = prepare(recipe, task, Identity())
-    server = simulation.server
-    states = list(simulation.run(server.start(server.layout.read(model))))
-    folded, one = (next(s for s in states if s.round == t) for t in (11, 12))
-    assert folded.asked == one.asked == 11
-    assert torch.equal(folded.average, folded.params)
-    assert torch.allclose(one.average, (folded.params + one.params) / 2)
-    steps = [server.step(state) for state in states[10:13]]
-    assert steps == pytest.approx([1.0, 2 / 3, 1 / 3])
 
 
 def test_a_large_column_that_noise_hides_is_made_small_beside_others():
@@ -434,46 +188,3 @@ def test_units_that_most_call_usual_keep_their_scale_whatever_noise_says_of_a_co
     shares[:, 7], shares[2, 7], shares[2, 14] = 1.0, 0.0, 1.0
     release = Release(shares.flatten() / math.sqrt(6), 0.0, units.layout, clip_norm=1.0)
     assert (survey.following(known, release)["scale"] == 1).all()
-
-
-def test_rates_do_not_follow_public_inputs_that_nobody_trains_on():
-    clients = people(60)
-    given = {"model": nn.Linear(6, 3), "clients": clients, "epsilon": 8.0, "standardise": ASKS}
-    with_test, _, _ = asked(**given, test=clients[0])
-    without, _, _ = asked(**given)
-    assert with_test.local == without.local
-
-
-def test_a_shorter_plan_asks_in_fewer_rounds():
-    def poisson(outputs, targets):
-        return outputs[:, 0].exp() - targets * outputs[:, 0]
-
-    clients = ClientData.from_arrays(torch.zeros(5000, 200), torch.zeros(5000), range(5000))
-    recipe, _, _ = asked(model=network(200), clients=clients, epsilon=0.5, loss=poisson)
-    asks = recipe.standardise
-    assert recipe.plan.rounds == 100
-    assert isinstance(asks, Measured)
-    assert asks.first + asks.sizes + 4 * asks.later <= 0.45 * recipe.plan.rounds
-
-
-def test_what_is_asked_and_found_stands_in_the_recipe_and_comes_back(tmp_path):
-    clients = people(200)
-    result = dpfedls.train(network(), clients, epsilon=8.0, folder=tmp_path / "run")
-    assert isinstance(result.recipe.standardise, Measured)
-    assert "whether inputs are around 1" in result.recipe.chosen["standardise"]
-    again = dpfedls.train(network(), clients, epsilon=8.0, folder=tmp_path / "run")
-    assert again.recipe.standardise == result.recipe.standardise
-
-
-def test_wrong_wishes_are_refused_in_one_line():
-    with pytest.raises(InputError, match=r"standardise\.first must be"):
-        Measured(first=0, sizes=1)
-    with pytest.raises(InputError, match="first layer"):
-        trained(people(20), plan=plan(20), model=nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)))
-    with pytest.raises(InputError, match="leaves none to train"):
-        trained(people(20), plan=plan(20, 11))
-    with pytest.raises(InputError, match="finite clip_norm"):
-        trained(people(20), plan=plan(20, noise=0.0, clip_norm=math.inf))
-    recipe, _, _ = asked(model=network(), clients=people(20), plan=plan(20), standardise=ASKS)
-    with pytest.raises(InputError, match="nodes"):
-        msgspec.structs.replace(recipe, nodes=Nodes())
