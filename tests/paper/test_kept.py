@@ -143,6 +143,24 @@ def test_what_is_not_asked_for_is_kept_and_its_run_not_looked_at(toy, tmp_path):
     assert "--seeds 2" in facts_of(tmp_path, "table2")["command"]
 
 
+def test_cells_of_a_table_may_be_evaluated_in_other_rounds(toy, tmp_path):
+    """Only the last round stands in a table; curves that are drawn together are refused below."""
+    before = earlier(toy, {"σ = 0": [0, 1]})
+    before["settings"] = [s for s in before["settings"] if "evaluate" not in s]
+    before["settings"].append("evaluate_every=2")
+    line = before["data"]["lines"][0]
+    line["rounds"], line["test_accuracy"] = [2], [[c[-1]] for c in line["test_accuracy"]]
+    write(tmp_path, "table2", before)
+    carry(toy[0].out, tmp_path, lambda r: r.denoiser.strength == 1)
+    item = tables.table2(replace(toy[0], out=tmp_path))
+    assert item.cells == toy[1]["cells"][:2]
+    lines = facts_of(tmp_path, "table2")["data"]["lines"]
+    assert [line["rounds"] for line in lines] == [[2], [1, 2]]
+    text = item.files[1].read_text(encoding="utf-8")
+    assert "`plan.rounds=2`" in text
+    assert "`evaluate_every=1`" not in text.split("Made by")[0]
+
+
 def changed(facts, where, value):
     *path, last = where
     place = facts

@@ -26,6 +26,11 @@ class Options:
     finished: bool = False  # train nothing: the runs that are there, and the earlier ITEM.json
 
 
+def trained_with(settings: Sequence[str]) -> list[str]:
+    """Those that change what is trained: how often it is evaluated does not."""
+    return [setting for setting in settings if not setting.startswith("evaluate_every=")]
+
+
 def wanted(cells: Sequence[T], labels: Callable[[T], tuple[str, ...]], options: Options) -> list[T]:
     """The cells that ``options.only`` asks for.
 

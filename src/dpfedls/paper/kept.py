@@ -17,7 +17,7 @@ from typing import Any
 from dpfedls.errors import InputError
 from dpfedls.paper.cells import Run
 from dpfedls.paper.figures.lines import data_of
-from dpfedls.paper.item import Options
+from dpfedls.paper.item import Options, trained_with
 
 Facts = dict[str, Any]
 Key = tuple[Any, ...]
@@ -73,12 +73,14 @@ def record(
     by_seed: Sequence[str],
     places: Sequence[Key] | None = None,
     read: Callable[[Facts], list[Facts]] = lines_of,
+    compared: bool = True,
 ) -> Record:
     """Merge the lines of the runs that were found with those that the earlier file has.
 
     Lines are the same if their ``labels`` are; ``by_seed`` names what has one entry a seed, in the
-    order of ``seeds``. Guarantees: a run that is there wins over the file, nothing else in the file
-    is lost, and lines stand in the order of ``places``, sorted without.
+    order of ``seeds``. Lines that are ``compared`` by round were evaluated in the same rounds.
+    Guarantees: a run that is there wins over the file, nothing else in the file is lost, and lines
+    stand in the order of ``places``, sorted without.
     """
     new = {_key(line, labels): line for line, _ in found}
     path = options.out / f"{item}.json"
@@ -99,7 +101,8 @@ def record(
     runs = [own for _, own in found]
     if facts is None:
         return Record(lines, runs, None)
-    _check_rounds(path, [*old.values(), *new.values()])
+    for keys in [order] if compared else [[key] for key in order]:
+        _check_rounds(path, [part[key] for part in (old, new) for key in keys if key in part])
     known = {(key, seed) for key, line in old.items() for seed in line["seeds"]}
     held = (r for x, own in found for r in own if (_key(x, labels), r.summary["seed"]) in known)
     earlier = Earlier(path, facts, frozenset(run.folder for run in held))
@@ -115,7 +118,7 @@ def _read(path: Path, options: Options) -> Facts:
         raise _not_ours(path) from error
     if not whole:
         raise _not_ours(path)
-    if made != list(options.settings):
+    if trained_with(made) != trained_with(options.settings):
         raise InputError(
             f"{path} was made {_laid(made)} and this call {_laid(options.settings)}: numbers of "
             "different settings do not belong together; give the same or another --out"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dpfedls.errors import InputError
-from dpfedls.paper.item import Options
+from dpfedls.paper.item import Options, trained_with
 from dpfedls.runs.folder import read_lines
 from dpfedls.runs.origin import commit
 
@@ -85,7 +85,7 @@ def provenance(
 
 def page(facts: dict[str, Any], sections: Sequence[str]) -> str:
     """An item's section of Markdown: title, what was overridden, text, and how it was made."""
-    laid = " ".join(f"`{setting}`" for setting in facts["settings"])
+    laid = " ".join(f"`{setting}`" for setting in trained_with(facts["settings"]))
     made, by = f"Made by `{facts['command']}`", "; ".join(facts["made_by"])
     if facts["runs"]:  # some may have been there before the command was given
         trained = duration(facts["training_seconds"])

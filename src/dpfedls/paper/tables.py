@@ -44,6 +44,7 @@ def make(item: str, options: Options) -> Item:
         by_seed=("accuracies", "test_accuracy"),
         places=[place[:4] for place in places],
         read=partial(_earlier, places),
+        compared=False,  # only last rounds stand in a table
     )
     cells = [_over_seeds(line) for line in record.lines]
     rows = list(dict.fromkeys(place.row for place in places))
