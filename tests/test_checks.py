@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dpfedls import ClientData, InputError, LazyClients
+from dpfedls import ClientData, InputError, LazyClients, LocalSGD
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.losses import cross_entropy
 from dpfedls.tasks.models import LSTM, character_lstm, cnn
@@ -316,3 +316,21 @@ def test_nobody_with_a_sample_is_refused():
     data = ClientData.from_pairs([(torch.zeros(0, 2), torch.zeros(0).long())])
     with pytest.raises(InputError, match="clients hold no samples"):
         check_samples(nn.Linear(2, 2), data, "clients")
+
+
+def test_a_model_that_changes_its_inputs_is_refused_and_has_changed_nothing():
+    class Halves(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(0.5))
+
+    x, y = torch.ones(4, 2), torch.zeros(4).long()
+    for data in (ClientData.from_pairs([(x, y)]), (x, y)):
+        with pytest.raises(InputError, match=r"changes its inputs in place.*not x\.mul_\(2\)"):
+            check_samples(Halves(2, 2), data, "clients")
+    assert (x == 1).all()
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_trainings_are_made_shorter_or_not_at_all(factor):
+    with pytest.raises(InputError, match=r"local\.shorten = .* would make trainings no shorter"):
+        LocalSGD(steps=1, shorten=factor)

@@ -25,6 +25,7 @@ class Bound:
     quantile: float = 0.5  # the share of updates that should be inside; the indicator's centre
     earlier: Vector | None = None
     pace: float = 1.0  # times the learning rate
+    asked: int = 0  # earlier rounds with a question, in which the learning rate did not decay
     question: Any = None
 
 

@@ -98,6 +98,11 @@ class LocalSGD(Component, frozen=True, tag=False):
                 )
         if self.shorten is not None:
             require_finite("local.shorten", self.shorten, "16 divides the learning rate by 16")
+            if self.shorten <= 1:
+                raise InputError(
+                    f"local.shorten = {self.shorten:g} would make trainings no shorter; give more "
+                    "than 1: 16 divides the learning rate by 16"
+                )
 
     @property
     def retries(self) -> bool:

@@ -93,7 +93,8 @@ class Server:
             return Bound(*asked, question=question)
         compared = earlier(state.votes, self.plan, state.round - state.asked)
         compared = compared if compared is None else self.units(state).inward(compared)
-        return Bound(*asked, earlier=compared, pace=1 / self._longer(state.votes))
+        pace = 1 / self._longer(state.votes)
+        return Bound(*asked, earlier=compared, pace=pace, asked=state.asked)
 
     def broadcast(self, state: ServerState) -> Vector:
         """The weights from which the next round's clients start."""

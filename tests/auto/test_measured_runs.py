@@ -27,7 +27,9 @@ from dpfedls.runs.verify import verify
 
 
 def trained(clients, **given):
-    given = {"plan": plan(len(clients)), "model": network(), "standardise": ASKS} | given
+    given = {"model": network(), "standardise": ASKS} | given
+    if "plan" not in given:
+        given["plan"] = plan(len(clients))
     return dpfedls.train(clients=clients, local=LocalSGD(steps=3, learning_rate=0.05), **given)
 
 
@@ -115,8 +117,9 @@ def test_people_who_are_loaded_answer_too_and_who_cannot_be_counts_as_nobody(tmp
     loaded = trained([Loaded(pair) for pair in clients])
     x = torch.cat([x for x, _ in clients])
     assert torch.allclose(loaded.model(x), in_memory.model(x), rtol=1e-3, atol=1e-3)
-    missing = [Loaded(pair, gone=k in (7, 8)) for k, pair in enumerate(clients)]
-    result = trained(missing, folder=tmp_path / "run", mode="deployed")
+    everyone = [Loaded(pair, gone=k in (7, 8)) for k, pair in enumerate(clients)]
+    missing = dpfedls.LazyClients(everyone, like=clients[0])
+    result = trained(missing, plan=plan(60), folder=tmp_path / "run", mode="deployed")
     assert torch.isfinite(result.model(x)).all()
     assert len(result.history) == 14
 
@@ -279,3 +282,14 @@ def test_wrong_wishes_are_refused_in_one_line():
     recipe, _, _ = asked(model=network(), clients=people(20), plan=plan(20), standardise=ASKS)
     with pytest.raises(InputError, match="nodes"):
         msgspec.structs.replace(recipe, nodes=Nodes())
+
+
+def test_the_learning_rate_decays_with_rounds_that_train_alone():
+    """With rounds that ask counted in, the first one that trains would have a rate of 1e-30."""
+    clients, start = people(60), network()
+    decays = LocalSGD(steps=3, learning_rate=0.05, decay=1e-6)
+    given = {"plan": plan(60, noise=1e-9), "standardise": ASKS, "local": decays}
+    result = dpfedls.train(model=start, clients=clients, **given)
+    before, after = (dict(model.named_parameters()) for model in (start, result.model))
+    last = list(before)[-1]  # not part of the first layer, which takes the units in
+    assert (after[last] - before[last]).norm() > 1e-3

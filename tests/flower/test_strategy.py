@@ -552,3 +552,10 @@ def test_the_folder_holds_what_a_run_folder_may_hold_and_no_more(tmp_path):
     line = (folder / "rounds.jsonl").read_bytes()
     (folder / "rounds.jsonl").write_bytes(line.replace(b"{", b'{"seconds":1.0,', 1))
     assert "'seconds' should not be in rounds.jsonl" in kept_problems(folder)
+
+
+def test_deployed_noise_is_nobodys_to_draw_again(tmp_path):
+    deployed = small("mode=deployed")
+    with pytest.raises(InputError, match=r"streams is SeededStreams.*leave streams out"):
+        strategy_of(deployed, tmp_path / "r", streams=SeededStreams(0))
+    assert not (tmp_path / "r").exists()

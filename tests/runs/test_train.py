@@ -67,7 +67,8 @@ def test_who_is_malformed_is_named_in_a_simulation_and_counts_as_zero_when_deplo
     """Stopping in round t by name would tell that this person was drawn then."""
     caplog.set_level(logging.DEBUG)
     bad = (torch.full((6, 4), torch.nan), torch.zeros(6).long())
-    clients = dpfedls.LazyClients([TensorDataset(*own) for own in (bad, *linear_clients(19))])
+    sets = [TensorDataset(*own) for own in (bad, *linear_clients(19))]
+    clients = dpfedls.LazyClients(sets, like=(torch.zeros(1, 4), torch.zeros(1).long()))
     everybody = plan(rounds=3, sampler=dpfedls.PoissonSampling(rate=1.0))
     changes = {"clients": clients, "plan": everybody, "mode": mode, "folder": tmp_path / "r"}
     if mode == "simulation":

@@ -112,7 +112,7 @@ class ObservedUpdate:
         pace: float = 1.0,
     ) -> Updates:
         made = self.inner(params, clients, round_, key, radius, pace)
-        rows = self.planted(clients, round_, radius, made)
+        rows = self.planted(clients, self.record.current, radius, made)
         seen = self.record[self.record.current]
         seen.clients.append(clients.copy())
         seen.paces.append(pace)

@@ -52,7 +52,9 @@ def choose(
     level = logging.WARNING if (engine, name) == ("auto", "looped") else logging.INFO
     log.log(level, "engine: %s (%s)", name, reason)
     size = block_size or _at_once(name, update.layout.dim, on_gpu)
-    return Engine(name, reason, made, data, size, losses=partial(mean_losses, update))
+    # The faster engines train no model that keeps anything: known layers, or seen by the probe.
+    losses = partial(mean_losses, update, name == "looped")
+    return Engine(name, reason, made, data, size, losses=losses)
 
 
 def _first(names: tuple[str, ...], update: VmappedUpdate) -> tuple[str, LocalUpdate, str]:

@@ -100,7 +100,9 @@ class Engine:
             self.update(params, np.array([someone(self.data)]), 0, 0, radius)
         except torch.OutOfMemoryError:
             return False
-        except (Exception, SystemExit):  # their samples can no longer be loaded, say
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # their samples can no longer be loaded, say
             return True
         return True
 
@@ -110,10 +112,11 @@ class Engine:
         try:
             if bound.question is not None:
                 return self._answers(params, block, bound)
-            return self.update(params, block, round_, key, bound.norm, bound.pace)
-        except torch.OutOfMemoryError:
+            trained = round_ - bound.asked
+            return self.update(params, block, trained, key, bound.norm, bound.pace)
+        except (torch.OutOfMemoryError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # a loader is a person's code too
+        except BaseException as error:  # a loader is a person's code too
             if self.failing == "zero":
                 return self._each_alone(params, block, round_, key, bound)
             if isinstance(error, InputError):
@@ -139,9 +142,9 @@ class Engine:
         assert self.losses is not None
         try:
             return self.losses(params, block) < self.losses(bound.earlier, block)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit):  # a loader is a person's code too
+        except BaseException:  # a loader is a person's code too
             if self.failing == "stop":
                 raise
         if len(block) == 1:

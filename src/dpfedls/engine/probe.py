@@ -6,6 +6,7 @@ which engine trains is public.
 
 from __future__ import annotations
 
+import copy
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, Rows, Tree
-from dpfedls.people.lazy import someone
+from dpfedls.people.lazy import example
+from dpfedls.people.samples import each
 
 
 class NotVmapped(Exception):
@@ -33,11 +35,13 @@ def probe(update: VmappedUpdate) -> None:
     """Refuse what vmap cannot train, or trains otherwise than the slow twin does."""
     if not update.data.sizes.any():
         raise NotVmapped("nobody has a sample")
-    params = update.layout.read(update.model)
+    model = copy.deepcopy(update.model)  # what a model keeps of made-up samples is not people's
+    kept = _attributes(model)
+    params = update.layout.read(model)
     data = MadeUp.like(update.data, params.device)
     # One step of a batch that is short: what fills it must not change what is learned from it.
     local = LocalSGD(steps=1, batch_size=3, projection="final", precision=update.local.precision)
-    parts = (update.model, update.loss, update.layout, data, local)
+    parts = (model, update.loss, update.layout, data, local)
     asked = (params, np.arange(2), 0, 0, 1.0)
     vmapped = VmappedUpdate(*parts)
     try:
@@ -54,6 +58,8 @@ def probe(update: VmappedUpdate) -> None:
             found = vmapped(*asked)
     except Exception as error:
         raise NotVmapped(_where(error)) from error
+    if strange := sorted(_attributes(model) ^ kept):
+        raise NotVmapped(f"it keeps something of what it saw, as attribute {strange[0][0]!r}")
     changed = [name for name, tensor in vmapped.constants.items() if tensor._version]
     if changed:
         raise NotVmapped(f"buffer {changed[0]!r} changes when the model runs")
@@ -92,13 +98,22 @@ class MadeUp:
             drawn = torch.rand(shape, generator=rng).to(like)
             return drawn if like.is_floating_point() else torch.zeros_like(drawn)
 
-        row = torch.tensor([int(data.starts[someone(data)])], device=device)
-        return cls(*tree_map_only(Tensor, samples, data.take(row)))
+        return cls(*tree_map_only(Tensor, samples, each(lambda v: v.to(device), example(data))))
 
     def take(self, rows: Tensor, padded: bool = False) -> tuple[Tree, Tree]:
         """As ``ClientData.take``."""
         rows = torch.where(rows < 0, ~rows, rows)
         return tree_map_only(Tensor, lambda part: part[rows], (self.features, self.targets))
+
+
+def _attributes(model: nn.Module) -> set[tuple[str, int]]:
+    """What its modules hold beside parameters, buffers and modules: names, and which objects."""
+    return {
+        (f"{prefix}.{name}" if prefix else name, id(value))
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    }
 
 
 def _alike(found: Tensor, expected: Tensor, nearby: Tensor, rounding: float) -> bool:

@@ -118,7 +118,9 @@ class Node:
         for person in dict.fromkeys(people):  # nobody counts twice
             try:
                 total += self._contribution(person, params, round_, key, bound)
-            except (Exception, SystemExit) as error:  # a loader is a person's code too
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a loader is a person's code too
                 log.warning("person %d counts as zero: %s", person, first_line(error))
             else:
                 trained += 1
@@ -148,7 +150,9 @@ class Node:
             try:
                 samples = self._samples(person)
                 found = evaluate(self.model, samples, self.loss, metrics)
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 log.warning("person %d is not evaluated: %s", person, first_line(error))
                 continue
             count += len(samples[1])
@@ -165,7 +169,7 @@ class Node:
         """What the round asks of each person, if this node's own recipe allows it."""
         numbers = {name: float(asked["ask"][name]) for name in _NUMBERS}  # pyright: ignore[reportArgumentType]
         earlier = self._params(asked, "earlier") if "earlier" in asked else None
-        bound = Bound(**numbers, earlier=earlier)
+        bound = Bound(**numbers, earlier=earlier)  # pyright: ignore[reportArgumentType]
         _check_bound(bound, self.recipe)
         return bound
 

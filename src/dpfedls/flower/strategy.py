@@ -96,6 +96,11 @@ class DPFedLS(Strategy):
             check_samples(model, test, "test", loss)
         self.roster = make_roster(recipe.plan.num_clients, people)
         self.streams = streams or _streams(recipe)
+        if recipe.mode == "deployed" and not isinstance(self.streams, SystemStreams):
+            raise InputError(
+                f'streams is {type(self.streams).__name__}, and mode = "deployed" promises noise '
+                "that nobody can draw again; leave streams out, or simulate"
+            )
         self.wait_for_nodes = wait_for_nodes
         self.unprotected_client_metrics = recipe.nodes.unprotected_client_metrics
         server = server_for(recipe, model, denoiser or built(recipe.denoiser))

@@ -100,9 +100,9 @@ def check_samples(model: nn.Module, data: Any, where: str, loss: Loss = cross_en
     model = copy.deepcopy(model).cpu()
     if isinstance(data, LazyClients):
         data.check = lambda j, own: _check(model, own, f"{where}[{j}]", loss)  # when it is loaded
-        data.client(_someone(data, where))
+        data.client(someone(data))
     elif isinstance(data, ClientData):
-        first = _someone(data, where)
+        first = someone(data)
         classes = check_fit(model, data.client(first), f"{where}[{first}]", loss)
         for people, rows in _blocks(data):
             try:  # many at once, and each alone only where something is wrong
@@ -118,12 +118,6 @@ def _check(model: nn.Module, samples: Samples, where: str, loss: Loss) -> None:
     if len(samples[1]) == 0:
         raise InputError(f"{where} holds no samples; give at least one")
     check_values(model, samples, where, loss, check_fit(model, samples, where, loss))
-
-
-def _someone(data: ClientData | LazyClients, where: str) -> int:
-    if not data.sizes.any():
-        raise InputError(f"{where} hold no samples; give at least one")
-    return someone(data)
 
 
 def _blocks(data: ClientData) -> Iterator[tuple[list[int], Tensor]]:

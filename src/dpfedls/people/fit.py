@@ -18,7 +18,7 @@ _ROWS = 2**14  # not all at once: the data may be most of the memory
 @torch.no_grad()
 def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int | None:
     """Try the model and the loss on two samples; how many classes there are for cross-entropy."""
-    features = each(lambda values: as_input(values[:2]).cpu(), samples[0])
+    features = each(lambda values: as_input(values[:2]).cpu().clone(), samples[0])
     targets = as_input(samples[1][:2]).cpu()
     try:
         outputs = _constant_outputs(model, features)
@@ -179,8 +179,15 @@ def _is_whole(values: Tensor) -> bool:
 def _constant_outputs(model: nn.Module, features: Features) -> Any:
     """The model's outputs, once it is seen that running it draws nothing and changes nothing."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    given = leaves(each(Tensor.clone, features))
     with torch.random.fork_rng(devices=[]):
-        outputs, again = _run(model, features), _run(model, features)
+        outputs = _run(model, features)
+        if not all(map(_same, leaves(features), given)):
+            raise InputError(
+                "the model changes its inputs in place, and they are people's own samples; let it "
+                "make new ones: x = x * 2, not x.mul_(2), and no inplace=True in its first layer"
+            )
+        again = _run(model, features)
         _runs(model, each(torch.zeros_like, features))
     for name, buffer in model.named_buffers():
         if not _same(buffer, before[name]):

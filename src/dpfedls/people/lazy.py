@@ -7,7 +7,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +18,15 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from dpfedls.errors import InputError, require_positive
 from dpfedls.people.clients import ClientData, in_order
 from dpfedls.people.grouping import counted, require_count
-from dpfedls.people.samples import Samples, as_input, as_samples, each, joined
+from dpfedls.people.samples import (
+    Samples,
+    as_input,
+    as_samples,
+    described,
+    each,
+    joined,
+    kind,
+)
 from dpfedls.people.tables import collated
 from dpfedls.people.units import AS_GIVEN, AsGiven
 
@@ -33,7 +40,9 @@ class LazyClients:
     person's own: whoever leaves leaves an empty data set. To the engines it is like ``ClientData``;
     rows are numbered person by person. Once more than ``kept`` people are in memory, or more than
     train at once, whoever was used longest ago is forgotten. ``check(j, samples)`` is called on
-    each person's samples when they are loaded, and on nobody else's.
+    each person's samples when they are loaded, and on nobody else's. ``like`` is a pair of made-up
+    or public samples: of what shape and dtype people's are. A deployed run needs it, or test
+    samples, since it may not look at anybody for that.
     """
 
     order = None
@@ -44,6 +53,7 @@ class LazyClients:
         most_samples: int | None = None,
         seed: int = 0,
         kept: int = 8,
+        like: Any = None,
     ) -> None:
         require_positive("kept", kept, "whoever trains must be in memory")
         if most_samples is not None:
@@ -63,6 +73,7 @@ class LazyClients:
                 "clients is empty; there is nobody to train on: give a Dataset a person"
             )
         self.most_samples, self.seed, self._room = most_samples, seed, kept
+        self.like = None if like is None else as_samples(like, "like")
         self.sizes = np.minimum(lengths, lengths if most_samples is None else most_samples)
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.device, self.units = torch.device("cpu"), AS_GIVEN  # of batches
@@ -89,6 +100,12 @@ class LazyClients:
         other.units = units.to(self.device)
         return other
 
+    def shaped_like(self, samples: Samples) -> LazyClients:
+        """The same people, with public samples that show shape and dtype of theirs."""
+        other = self.to(self.device)
+        other.like = samples
+        return other
+
     def client(self, j: int) -> Samples:
         """The samples of one client, loaded now or still in memory."""
         with self._lock:
@@ -111,13 +128,16 @@ class LazyClients:
             parts.append(each(lambda values, own=own: values[own], self.client(j)))
         places = np.argsort(np.argsort(owners, kind="stable"))  # of each row among the parts
         back = torch.from_numpy(places).to(self.device)
-        try:
-            together = joined(parts)
-        except (RuntimeError, ValueError) as error:
-            raise InputError(
-                f"samples of clients {there} cannot be stacked ({str(error).splitlines()[0][:120]}"
-                "); all clients train one model, so make them alike"
-            ) from error
+        for j, part in zip(there, parts, strict=True):
+            # Stacked, whole numbers beside fractions would become fractions: one person's samples
+            # would change what the model sees of another's.
+            if kind(part) != kind(parts[0]):
+                raise InputError(
+                    f"samples of clients {there} cannot be stacked: clients[{j}] has "
+                    f"{described(part)}, clients[{there[0]}] {described(parts[0])}; all clients "
+                    "train one model, so make them alike"
+                )
+        together = joined(parts)
         return each(lambda values: values[back].unflatten(0, rows.shape), together)
 
     def _load(self, j: int) -> Samples:
@@ -141,11 +161,24 @@ def someone(data: Any) -> int:
     not keep a run from starting. Where none can, the first, who then says why.
     """
     there = np.flatnonzero(data.sizes)[:_TRIED].tolist()
+    if not there:
+        raise InputError("clients hold no samples; give at least one")
     for j in there if isinstance(data, LazyClients) else ():
-        with suppress(Exception, SystemExit):
+        try:
             data.client(j)
-            return j
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a loader is a person's code
+            continue
+        return j
     return there[0]
+
+
+def example(data: Any) -> Samples:
+    """A sample whose shape and dtype stand for everybody's; nothing else of it is looked at."""
+    if isinstance(data, LazyClients) and data.like is not None:
+        return each(lambda values: as_input(values[:1]), data.like)
+    return data.take(torch.tensor([data.starts[someone(data)]]))
 
 
 def people(clients: Any) -> People:

@@ -10,7 +10,7 @@ from dpfedls.auto.inputs import inputs_for, measuring
 from dpfedls.auto.rate import made_up
 from dpfedls.errors import InputError
 from dpfedls.people.checks import check_model, check_samples
-from dpfedls.people.lazy import LazyClients, someone
+from dpfedls.people.lazy import LazyClients, example
 from dpfedls.people.samples import Samples, each
 from dpfedls.people.survey import Measured, Survey
 from dpfedls.people.units import AS_GIVEN, AsGiven, Standardised, standardised, unmeasured
@@ -133,9 +133,8 @@ def _shown(task: Task) -> Samples:
         return task.test
     if isinstance(task.data, LazyClients):
         check_samples(task.model, task.data, "clients", task.loss)
-    first = someone(task.data)
-    samples = each(lambda values: values[:1], task.data.client(first))
-    check_samples(task.model, samples, f"clients[{first}]", task.loss)
+    samples = example(task.data)
+    check_samples(task.model, samples, "a sample of clients", task.loss)
     return samples
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from dpfedls.engine.ranks import ALONE, Workers
 from dpfedls.errors import InputError
 from dpfedls.metrics import evaluate
 from dpfedls.people.checks import check_model, check_samples
-from dpfedls.people.lazy import someone
+from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.samples import each
 from dpfedls.people.units import AsGiven, folded
 from dpfedls.randomness import SeededStreams, SystemStreams
@@ -126,12 +127,19 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         check_samples(model, task.test, "test", task.loss)
         few = each(lambda part: part[:2], task.test)
         evaluate(model, few, task.loss, task.metrics)  # a metric that fails, fails now
+    if recipe.mode == "deployed" and isinstance(task.data, LazyClients) and task.data.like is None:
+        raise InputError(
+            "a deployed run may look at nobody to learn the shape of a sample; give test=…, or "
+            "LazyClients(…, like=(features, targets)) with a made-up pair of that shape and dtype"
+        )
     survey = survey_of(recipe, task)
     people = task.data.to(next(model.parameters()).device)
 
+    trained = copy.deepcopy(model)  # what a model keeps of people's samples is not handed out
+
     def engine_in(units: AsGiven) -> Engine:
         return choose(
-            model,
+            trained,
             people.in_units(units),
             recipe.local,
             task.loss,

@@ -11,7 +11,7 @@ from torch import nn
 
 from dpfedls.errors import InputError, unknown
 from dpfedls.metrics import Metrics, Samples, accuracy
-from dpfedls.people.lazy import People, people
+from dpfedls.people.lazy import LazyClients, People, people
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import as_samples
 from dpfedls.randomness import SeededStreams
@@ -58,6 +58,8 @@ class Task:
         for name in ("test", "validation"):
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_samples(given, name))
+        if isinstance(self.data, LazyClients) and self.data.like is None and self.test is not None:
+            object.__setattr__(self, "data", self.data.shaped_like(self.test))
         if not isinstance(self.test_from, str):
             raise InputError(
                 f"test_from = {self.test_from!r} is no text; say whose samples the test is, such "
