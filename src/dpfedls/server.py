@@ -32,6 +32,7 @@ class ServerState:
     memory: Memory = field(default_factory=dict)  # the denoiser's
     votes: Votes | None = None  # on whether learning stalls
     survey: Memory = field(default_factory=dict)  # what is known of the units of inputs
+    exceeded: float = 0.0  # the largest clip norm that too many updates were seen to exceed
 
     @property
     def asked(self) -> int:
@@ -127,10 +128,13 @@ class Server:
         votes = following(state.votes, plan, t, release.inside, params)
         lengths = release.inside if bound.earlier is None else None
         length = float(units.inward(params).norm(dtype=torch.float64))
-        known = (lengths, t, release.noise_stddev, length)
-        norm = plan.clipping.following(state.clip_norm, *known)
-        norm *= self._longer(state.votes) / self._longer(votes)  # shorter with the updates
-        return ServerState(state.round + 1, params, average, norm, memory, votes, state.survey)
+        norm, deviation = state.clip_norm, release.noise_stddev
+        exceeded = plan.clipping.exceeded(state.exceeded, norm, lengths, deviation)
+        least = plan.clipping.least(exceeded, t / max(1, plan.rounds - state.asked))
+        norm = plan.clipping.following(norm, lengths, t, deviation, length, least)
+        shorter = self._longer(state.votes) / self._longer(votes)  # with the updates
+        kept = (memory, votes, state.survey, shorter * exceeded)
+        return ServerState(state.round + 1, params, average, shorter * norm, *kept)
 
     def _longer(self, votes: Votes | None) -> float:
         """By how much the server may go further, since clients go less far."""

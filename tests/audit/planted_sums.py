@@ -55,6 +55,17 @@ def limit_without_noise(patch):
     wrap(patch, Server, "finish_round", finish)
 
 
+def floor_from_the_raw_count(patch):
+    def finish(real, self, state, total, noise, nonce):
+        made, clipping = real(self, state, total, noise, nonce), self.plan.clipping
+        weight = clipping.indicator(state.clip_norm) * self.plan.expected_cohort
+        raw = clipping.quantile + float(total[-1]) / weight
+        exceeded = state.clip_norm if raw < clipping.quantile else 0.0
+        return replace(made, exceeded=max(state.exceeded, exceeded))
+
+    wrap(patch, Server, "finish_round", finish)
+
+
 def sum_shortened(patch):
     """Clipped a second time, as a whole: no privacy is gained and the claim is another's."""
 
@@ -117,6 +128,7 @@ def indicator_not_bounded(patch):
     wrap(patch, AdaptiveClipping, "indicator", lambda real, self, norm: 5 * real(self, norm))
 
 
+FLOORED = {"clip_norm": AdaptiveClipping(start=0.01, floor=0.4)}
 LIMITED = {"clip_norm": AdaptiveClipping(start=0.01, of_weights=0.005)}
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "nothing summed": (nothing_summed, "far below the claim", {}),
@@ -125,6 +137,7 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     "no clipping up to 1.05 C": (clipping_with_a_little_room, "the sum is not", {}),
     "the next norm from the raw count": (next_norm_from_the_raw_count, "clip norm", ADAPTIVE),
     "the norm's limit without noise": (limit_without_noise, "clip norm", LIMITED),
+    "the norm's floor from the raw count": (floor_from_the_raw_count, "was exceeded", FLOORED),
     "the whole sum clipped again": (sum_shortened, "the sum is not", {}),
     "per-layer clipping accounted as flat": (clipping_by_layer, "the sum is not", {}),
     "sum in float32": (sum_in_float32, "the sum is not", {}),

@@ -277,3 +277,41 @@ def test_tokens_that_are_looked_up_are_learned_faster():
     assert rates_on(text, tokens).learning == 0.2
     numbers = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 7))
     assert rates_on(numbers, tokens.float()).learning == 0.05
+
+
+class Scales(nn.Module):
+    """Standardises raw columns by constants that it holds, before its first layer."""
+
+    def __init__(self, deviation, inner):
+        super().__init__()
+        self.register_buffer("deviation", torch.tensor(deviation))
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner((x - 1000.0) / self.deviation)
+
+
+@pytest.mark.parametrize("deviation", [1e-3, 1e5])
+def test_a_model_that_scales_its_inputs_itself_is_tried_where_its_first_layer_reads(deviation):
+    """Of random inputs it made numbers of 1e6, and a learning rate of 6e-6 followed."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
+    scales = Scales(deviation, plain)
+    like = torch.zeros(1, 12), torch.zeros(1).long()
+    usual, found = (
+        rates_on(model, made_up(model, like)[0], random=True) for model in (plain, scales)
+    )
+    assert found.learning == usual.learning
+    assert found.noise == pytest.approx(usual.noise, rel=0.2)
+    shown = rates_on(scales, made_up(scales, like)[0])  # public inputs are what they are
+    assert deviation > 1 or shown.learning < 1e-3 * usual.learning
+
+
+def test_words_and_frozen_layers_before_the_first_that_learns_stay_as_they_are():
+    frozen = nn.Linear(12, 32).requires_grad_(False)
+    frozen.weight.mul_(100)
+    behind = nn.Sequential(frozen, nn.ReLU(), nn.Linear(32, 4))
+    words = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(24, 4))
+    for model, like in ((behind, torch.zeros(1, 12)), (words, torch.zeros(1, 3).long())):
+        inputs = made_up(model, (like, torch.zeros(1).long()))[0]
+        assert rates_on(model, inputs, random=True) == rates_on(model, inputs)

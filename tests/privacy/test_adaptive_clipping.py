@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import dpfedls
 from dpfedls import AdaptiveClipping, InputError, LocalSGD, PoissonSampling, PrivacyPlan
@@ -19,6 +21,7 @@ from dpfedls.privacy.clipping import FixedClipping
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
 from dpfedls.privacy.wording import text
+from dpfedls.runs.verify import verify
 from dpfedls.server import Server
 from federations import linear_clients, local, start_model
 
@@ -227,3 +230,74 @@ def test_bad_values_are_refused():
         AdaptiveClipping(start=0.0)
     with pytest.raises(InputError, match="bounds what one client"):
         adaptive(clip_norm=-1.0)
+
+
+# ---- a floor, so that rare people count
+
+FLOORED = AdaptiveClipping(start=1.0, floor=0.4)
+
+
+def test_what_updates_exceeded_is_remembered_only_where_noise_leaves_no_doubt():
+    doubt = 0.1 * FLOORED.indicator(2.0)  # a standard deviation of 0.1 in the share
+    assert FLOORED.exceeded(0.5, 2.0, 0.25, doubt) == 2.0
+    assert FLOORED.exceeded(0.5, 2.0, 0.35, doubt) == 0.5  # within two of the quantile
+    assert FLOORED.exceeded(3.0, 2.0, 0.0, doubt) == 3.0  # the largest
+    assert FLOORED.exceeded(0.5, 2.0, None, doubt) == 0.5  # a vote says nothing of lengths
+    assert AdaptiveClipping().exceeded(0.0, 2.0, 0.0, doubt) == 0.0
+
+
+def test_the_floor_falls_over_the_run_and_never_lengthens_the_norm():
+    assert [FLOORED.least(2.0, done) for done in (0.0, 0.5, 1.0)] == pytest.approx(
+        [2.0, 2 * 0.4**0.5, 0.8]
+    )
+    free = FLOORED.following(1.0, 1.0, 3, 0.0)
+    assert free < 0.9
+    assert FLOORED.following(1.0, 1.0, 3, 0.0, least=0.9) == 0.9
+    assert FLOORED.following(1.0, 1.0, 3, 0.0, least=5.0) == 1.0
+    assert FLOORED.following(1.0, 1.0, 3, 0.0, least=0.01) == free
+    assert AdaptiveClipping().least(2.0, 0.0) == FixedClipping(1.0).least(2.0, 0.0) == 0.0
+
+
+def test_a_plan_without_a_floor_is_written_as_it_was():
+    assert "floor" not in msgspec.to_builtins(AdaptiveClipping())
+    assert msgspec.convert(msgspec.to_builtins(FLOORED), AdaptiveClipping) == FLOORED
+    with pytest.raises(InputError, match=r"clip_norm\.floor"):
+        AdaptiveClipping(floor=1.5)
+
+
+def rare(people, share=0.06):
+    """Whoever belongs to the rare class holds nothing else."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(people) < share).astype(np.int64)
+    x = rng.normal(size=(people, 5, 10)) + 2.2 * labels[:, None, None] / np.sqrt(10)
+    x, y = torch.from_numpy(x).float(), torch.from_numpy(labels)[:, None].expand(-1, 5)
+    return list(zip(x, y, strict=True))
+
+
+def test_the_floor_survives_a_crash(tmp_path):
+    plan = PrivacyPlan(
+        sampler=PoissonSampling(rate=0.5),
+        num_clients=200,
+        rounds=12,
+        clip_norm=AdaptiveClipping(start=0.05, floor=0.9),
+        noise_multiplier=0.5,
+    )
+
+    def stops(line):
+        if line.round == 5:
+            raise KeyboardInterrupt
+
+    def trained(folder, *watch):
+        torch.manual_seed(0)
+        local = LocalSGD(epochs=1, learning_rate=0.1)
+        known = {"plan": plan, "local": local, "folder": folder, "watch": watch}
+        return dpfedls.train(nn.Linear(10, 2), rare(200), **known)
+
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "crashed", stops)
+    again = trained(tmp_path / "crashed")
+    norms = [line.clip_norm for line in whole.history]
+    assert [line.clip_norm for line in again.history] == norms
+    assert min(norms[3:]) > 0.05 * 0.9**1.01  # most exceeded the start, and noise is small
+    assert verify(tmp_path / "crashed")["valid"]

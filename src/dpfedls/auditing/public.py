@@ -33,7 +33,7 @@ from dpfedls.privacy.curve import epsilon_by_round
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.fitting import survey_of, units_of
-from dpfedls.runs.folder import read_rounds
+from dpfedls.runs.folder import EXCEEDED, read_rounds
 from dpfedls.runs.model_file import trained_vector
 from dpfedls.runs.recipe import Recipe
 from dpfedls.server import ServerState
@@ -51,6 +51,7 @@ def replayed(world: Watched) -> list[ServerState]:
     memory, votes = first_memory(denoiser, layout), stall.known(recipe, [params], [])
     states = [ServerState(0, params, params, norm, memory, votes, asked_of)]
     average, weights, shares, models = params, 1.0, [], [params]
+    exceeded = 0.0
     for seen in world.record:
         release = seen.releases[0]
         if seen.number in world.record.lost:  # what a denoiser kept in itself the crash took too
@@ -71,12 +72,17 @@ def replayed(world: Watched) -> list[ServerState]:
             t = seen.number - states[-1].asked
             asked = stall.earlier(recipe, t, votes) is not None
             own = units.inward(params)
-            norm = norm if asked else _next_norm(recipe, norm, release.inside, t, own)
+            inside = None if asked else release.inside
+            exceeded = _exceeded(recipe, exceeded, norm, inside)
+            done = t / (recipe.plan.rounds - states[-1].asked)
+            norm = _next_norm(recipe, norm, inside, t, own, exceeded, done)
             shares, models = [*shares, release.inside], [*models, params]
         before = stall.pace(recipe, votes)
         votes = stall.known(recipe, models, shares)
-        norm *= stall.pace(recipe, votes) / before  # updates become as much shorter
-        states.append(ServerState(seen.number + 1, params, average, norm, memory, votes, asked_of))
+        shorter = stall.pace(recipe, votes) / before  # updates become as much shorter
+        norm, exceeded = shorter * norm, shorter * exceeded
+        kept = (memory, votes, asked_of, exceeded)
+        states.append(ServerState(seen.number + 1, params, average, norm, *kept))
     return states
 
 
@@ -169,7 +175,9 @@ def _models(world: World, states: list[ServerState]) -> list[str]:
     kept = Checkpoint.load(world.folder)
     memory = {name: torch.from_numpy(values.copy()) for name, values in kept.memory.items()}
     params, average = (torch.from_numpy(v.copy()) for v in (kept.params, kept.average))
-    if _differing(ServerState(kept.round, params, average, kept.clip_norm, memory), last):
+    exceeded = float(memory.pop(EXCEEDED, 0.0))
+    found = ServerState(kept.round, params, average, kept.clip_norm, memory, exceeded=exceeded)
+    if _differing(found, last):
         problems.append("the checkpoint does not follow from the releases")
     path = world.folder / "model.safetensors"
     own = Layout.of(world.result.model).read(world.result.model)
@@ -255,25 +263,47 @@ def _documents(world: World) -> list[str]:
     return problems
 
 
+def _doubt(recipe: Any, norm: float) -> float:
+    """The standard deviation of the noise in the share of updates inside the ball."""
+    plan, clipping = recipe.plan, recipe.plan.clip_norm
+    weight = clipping.indicator(norm) * plan.expected_cohort
+    return plan.noise * clipping.contribution(norm) / weight
+
+
+def _exceeded(recipe: Any, before: float, norm: float, inside: float | None) -> float:
+    """The largest norm with fewer updates inside than should be, by two standard deviations."""
+    clipping = recipe.plan.clip_norm
+    if not isinstance(clipping, AdaptiveClipping) or clipping.floor is msgspec.UNSET:
+        return before
+    missing = inside is not None and inside < clipping.quantile - 2 * _doubt(recipe, norm)
+    return max(before, norm) if missing else before
+
+
 def _next_norm(
-    recipe: Any, norm: float, inside: float | None, t: int, model: torch.Tensor
+    recipe: Any,
+    norm: float,
+    inside: float | None,
+    t: int,
+    model: torch.Tensor,
+    exceeded: float,
+    done: float,
 ) -> float:
     """Adaptive clipping as its docstring says it: C · exp(−η_t · s), s from −½ to ½.
 
-    The way from the start counts as the rounds that it takes at 0.3 of the longest step. The limit
-    is a share of the weights' length, or the start.
+    The way from the start counts as the rounds that it takes at 0.3 of the longest step. The upper
+    limit is a share of the weights' length, or the start; the lower one a share of ``exceeded``,
+    which falls from 1 to the floor while a share ``done`` of the rounds goes from 0 to 1.
     """
     clipping = recipe.plan.clip_norm
     if not isinstance(clipping, AdaptiveClipping) or inside is None:
         return norm
     away, quantile = min(max(inside, 0.0), 1.0) - clipping.quantile, clipping.quantile
     scaled = away / (2 * quantile) if away < 0 else away / (2 - 2 * quantile)
-    plan = recipe.plan
-    weight = clipping.indicator(norm) * plan.expected_cohort
-    doubt = plan.noise * clipping.contribution(norm) / weight
-    trust = 1 / (1 + 4 * doubt**2)
+    trust = 1 / (1 + 4 * _doubt(recipe, norm) ** 2)
     age = max(0.0, t - abs(math.log(norm / clipping.start)) / (0.3 * 4.2 * trust))
     moved = norm * math.exp(-(0.2 + 4 * 0.7**age) * trust * scaled)
+    if clipping.floor is not msgspec.UNSET and moved < norm:
+        moved = min(norm, max(moved, exceeded * math.exp(done * math.log(clipping.floor))))
     length = float(model.double().square().sum().sqrt())
     most = 1e12 if clipping.of_weights is msgspec.UNSET else clipping.of_weights * length
     return min(max(moved, 1e-12), max(most, clipping.start), 1e12)
@@ -307,6 +337,7 @@ def _differing(found: ServerState, state: ServerState) -> list[str]:
         "the model": torch.equal(found.params, state.params),
         "the average of models": _near(found.average, state.average),
         "the clip norm": math.isclose(found.clip_norm, state.clip_norm, rel_tol=1e-9),
+        "the norm that was exceeded": math.isclose(found.exceeded, state.exceeded, rel_tol=1e-9),
         **{n: _same(kept.get(n), kept_too.get(n)) for n in sorted(kept | kept_too)},
     }
     return [what for what, is_same in same.items() if not is_same]

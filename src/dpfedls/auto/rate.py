@@ -21,6 +21,7 @@ from dpfedls.auto.links import link_of
 from dpfedls.people.calling import call_with
 from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Samples, as_input, each
+from dpfedls.people.units import LARGE, SMALL
 
 USUAL, MOST = 0.08, 0.16
 """ρ that suited thirteen tasks, and the largest that suited any of them."""
@@ -45,14 +46,22 @@ class Rates(NamedTuple):
 
 
 def rates_on(
-    model: nn.Module, inputs: Any, loss: Loss = cross_entropy, targets: Tensor | None = None
+    model: nn.Module,
+    inputs: Any,
+    loss: Loss = cross_entropy,
+    targets: Tensor | None = None,
+    *,
+    random: bool = False,
 ) -> Rates:
     """The usual noise and learning rate, or others where the model's outputs ask for them.
 
     Inputs that nobody scaled make gradients too long for the usual learning rate, and so does a
     loss that goes on growing steeper, as a squared one does and a classifier's does not. In which
-    units other outputs than scores move, prices or degrees, nobody has said.
+    units other outputs than scores move, prices or degrees, nobody has said. ``random``: inputs are
+    made up, and have unit scale where the first layer reads them.
     """
+    if random:
+        model = _reading_unit_scale(model, inputs)
     moved = _Moved(model, inputs)
     if not moved.known:
         return Rates(None, LEARNING_RATE)
@@ -172,6 +181,33 @@ def made_up(model: nn.Module, like: Samples) -> Samples:
         return torch.randint(min(words, default=1), shape, generator=rng).to(like.dtype)
 
     return each(draw, like[0]), like[1].new_zeros(_INPUTS, *like[1].shape[1:])
+
+
+def _reading_unit_scale(model: nn.Module, inputs: Any) -> nn.Module:
+    """A copy whose first layer reads numbers of unit scale, where random inputs give it others.
+
+    A model may scale its inputs itself, as (x − mean) ÷ deviation with constants that it holds. It
+    is made for people's inputs, of which nothing is known, and of others it makes huge numbers.
+    """
+    model, first = copy.deepcopy(model).cpu(), list[tuple[nn.Module, Any]]()
+    inputs = each(lambda leaf: as_input(leaf[:_INPUTS]).cpu(), inputs)
+    layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, given: first.append((layer, given[0])))
+        for layer in layers
+    ]
+    with torch.no_grad():
+        model(inputs)
+    for hook in hooks:
+        hook.remove()
+    layer, read = first[0] if first else (model, None)
+    if isinstance(read, Tensor) and read.is_floating_point():
+        size = float(read.double().square().mean().sqrt())
+        if not SMALL <= size <= LARGE:
+            rng = torch.Generator().manual_seed(3)
+            made_up = torch.randn(read.shape, generator=rng)
+            layer.register_forward_pre_hook(lambda layer, given: (made_up, *given[1:]))
+    return model
 
 
 class _Moved:

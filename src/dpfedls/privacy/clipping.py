@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msgspec import UNSET, UnsetType
 
 from dpfedls.component import Component, check_types
-from dpfedls.errors import InputError, require_finite, require_positive
+from dpfedls.errors import InputError, require_finite, require_positive, require_share
 
 
 class FixedClipping(Component, frozen=True, tag="fixed"):
@@ -52,12 +52,21 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
         round_: int,
         noise: float,
         weights: float = math.inf,
+        least: float = 0.0,
     ) -> float:
         """The norm of the round after ``round_``, whose release had that noise.
 
-        ``weights`` is the length of the model that came of it.
+        ``weights`` is the length of the model that came of it; it falls to ``least`` at most.
         """
         return norm
+
+    def least(self, exceeded: float, done: float) -> float:
+        """To which the norm may fall, when a share ``done`` of the rounds is over."""
+        return 0.0
+
+    def exceeded(self, before: float, norm: float, inside: float | None, noise: float) -> float:
+        """The largest norm that too many updates were seen to exceed, up to this round."""
+        return before
 
 
 class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
@@ -73,6 +82,11 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     With ``of_weights`` the norm is at most that share of the length of the model's weights, or its
     start if that is more: where a loss has the units of its targets, a long update of a network
     makes the next one longer, and the norm would follow without end.
+    With ``floor`` the norm falls slowly: of the largest norm that too many updates were seen to
+    exceed, by two standard deviations of the noise, it keeps at least the share floor^(t ÷ T), from
+    1 at first to ``floor`` in the last round. Where one class is frequent, most people are soon
+    recognised and their updates nearly vanish; clipped to the length of those, everybody would
+    count the same, and the rare ones would be outvoted.
 
     Guarantees: update and indicator together have norm at most 1.01 · C, whatever the update is,
     so the pair costs what the update alone would cost with 1 % less noise.
@@ -82,6 +96,7 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     quantile: float = 0.5
     # Unset and not None: a plan without it is written as it was before there was one.
     of_weights: float | UnsetType = UNSET  # the most it may be, as a share of the weights' length
+    floor: float | UnsetType = UNSET  # the least at last, as a share of what most once exceeded
 
     def __post_init__(self) -> None:
         check_types(self, "clip_norm.")
@@ -93,6 +108,8 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
             )
         if self.of_weights is not UNSET:
             require_finite("clip_norm.of_weights", self.of_weights, "0.5 suits a network")
+        if self.floor is not UNSET:
+            require_share("clip_norm.floor", self.floor, "0.4 keeps rare classes heard")
 
     def contribution(self, norm: float) -> float:
         return _JOINT * norm
@@ -108,10 +125,11 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         round_: int,
         noise: float,
         weights: float = math.inf,
+        least: float = 0.0,
     ) -> float:
         if inside is None:
             return norm
-        doubt = noise / self.indicator(norm)  # the standard deviation of the noise in the share
+        doubt = self._doubt(norm, noise)
         # A share is between 0 and 1; noise may say otherwise, and then means no more than that.
         away = min(max(inside, 0.0), 1.0) - self.quantile
         scaled = away / (2 * (1 - self.quantile) if away > 0 else 2 * self.quantile)
@@ -120,8 +138,22 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         since = round_ - abs(math.log(norm / self.start)) / (0.3 * (_PACE + _HASTE) * sure)
         pace = (_PACE + _HASTE * _CALM ** max(0.0, since)) * sure
         moved = norm * math.exp(-pace * scaled)
+        moved = max(moved, min(norm, least))  # it ends a fall, and never makes the norm longer
         most = _MOST if self.of_weights is UNSET else max(self.start, self.of_weights * weights)
         return min(max(moved, _LEAST), most, _MOST)
+
+    def least(self, exceeded: float, done: float) -> float:
+        return 0.0 if self.floor is UNSET else self.floor**done * exceeded
+
+    def exceeded(self, before: float, norm: float, inside: float | None, noise: float) -> float:
+        if inside is None or self.floor is UNSET:
+            return before
+        clearly = inside + 2 * self._doubt(norm, noise) < self.quantile
+        return max(before, norm) if clearly else before
+
+    def _doubt(self, norm: float, noise: float) -> float:
+        """The standard deviation of the noise in the share of updates inside."""
+        return noise / self.indicator(norm)
 
 
 Clipping: TypeAlias = FixedClipping | AdaptiveClipping

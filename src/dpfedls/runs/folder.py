@@ -82,7 +82,8 @@ class RunFolder:
         found, state = self._found, start
         if found is not None:
             expected = _remembered(start)
-            if len(found.params) != len(start.params) or found.memory.keys() != expected.keys():
+            remembered = found.memory.keys() - {EXCEEDED}
+            if len(found.params) != len(start.params) or remembered != expected.keys():
                 kept, given = names_in(found.memory), names_in(expected)
                 raise InputError(
                     f"{self.folder} holds the run of another model or denoiser: it has "
@@ -96,7 +97,9 @@ class RunFolder:
             votes = start.votes and _votes(every)
             vectors = (tensor(found.params), tensor(found.average))
             survey = {name: every[_UNITS + name].cpu() for name in start.survey}
-            state = ServerState(found.round, *vectors, found.clip_norm, memory, votes, survey)
+            exceeded = float(every[EXCEEDED]) if EXCEEDED in every else 0.0
+            kept = (memory, votes, survey, exceeded)
+            state = ServerState(found.round, *vectors, found.clip_norm, *kept)
         self._say_what_was_lost(state.round)
         return state
 
@@ -318,11 +321,14 @@ def _remove_temporary(folder: Path) -> None:
 
 
 _OLDER, _NEWER, _SAID, _UNITS = "votes.older", "votes.newer", "votes.said", "units."
+EXCEEDED = "clip_norm.exceeded"  # of a state, by its name in a checkpoint
 
 
 def _remembered(state: ServerState) -> Memory:
     """All that a state remembers beside its model, by name: of a denoiser, units, and votes."""
     memory = state.memory | {_UNITS + name: values for name, values in state.survey.items()}
+    if state.exceeded:
+        memory |= {EXCEEDED: torch.tensor(state.exceeded, dtype=torch.float64)}
     if state.votes is None:
         return memory
     older, newer, *said = state.votes
