@@ -637,3 +637,11 @@ def test_a_transformer_on_tokens_with_tied_weights_trains_and_stays_tied():
     )  # fmt: skip
     assert result.model.output.weight is result.model.embedding.weight
     assert result.loss < result.history[0].loss
+
+
+def test_printing_people_tells_nobodys_values():
+    data = ClientData.from_pairs([(torch.full((3, 2), 123.25), torch.full((3,), 77))] * 4)
+    assert repr(data) == (
+        "ClientData(4 people, features of torch.float32 and shape (2,) a sample and targets of "
+        "torch.int64 and shape ())"
+    )

@@ -23,7 +23,7 @@ from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 MOST_RATE_FOR_MANY = 20.0
 # Where a rate at its limit gathers no more noise than the model bears, the limit slows learning and
 # not noise. Then short ways of people who differ, and long steps of the server, lead to a better
-# model: the mean of where each would end alone is not where all of them together would. After a
+# model: the average of individual optima is not the joint optimum. After a
 # stall everywhere: a sixteenth in all, the best of 4, 8 and 16.
 SHORTER, SHORTEST = 8.0, 16.0
 # And if there are rounds enough, one pass of everybody over their own samples does better than 25
@@ -32,8 +32,8 @@ SHORTER, SHORTEST = 8.0, 16.0
 # convolution's weights act at every position, which makes its steps longer: with 60 it loses, too.
 PASS_SHORTER, PASS_RATE, PASS_RATE_OF_CONVOLUTIONS = 2.0, 60.0, 30.0
 # With more noise three passes: they learn more from as much noise than one, and take people less
-# apart than 25 steps. Those tell large units better, so where nobody knows the units three passes
-# are for so little noise that 25 steps are worse by points. The limits: of noise, with known and
+# apart than 25 steps. 25 steps cope better with large units: so with unknown units three passes are
+# used only where noise is so low that 25 steps lose points. The limits: of noise, with known and
 # with unknown units; of the server rate (with 20 images in bytes are lost); of what a first step
 # may promise to take away (with 30 some raw tables are lost, with 1 whoever has few samples).
 PASSES, PASSES_NOISE, PASSES_NOISE_IF_UNKNOWN, PASSES_RATE, OVERSHOOT = 3, 0.5, 0.24, 10.0, 8.0

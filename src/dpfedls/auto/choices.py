@@ -21,8 +21,8 @@ from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.stepping import Schedule
 
-# First steps of 0.3 clip norms: at 0.2 noise between 25 batches is as long as the norm, which then
-# falls and falls; at 0.5 steps that overshoot still end on the sphere, and it grows.
+# First steps of 0.3 clip norms: at 0.2 differences between batches fill the norm, which then keeps
+# shrinking; at 0.5 steps that overshoot still end on the sphere, and it grows.
 LOCAL = LocalSGD(steps=25, batch_size=10, learning_rate=LEARNING_RATE, retry_step=0.3)
 SMOOTHING = AdaptiveSmoothing()
 # For as long a way 3 ÷ √8 = 1.06 times the noise of a constant rate (a linear fall: 2 ÷ √3 = 1.15),
@@ -79,7 +79,7 @@ def plan_for(
     if row.waste > ENOUGH and row.enough():
         over = "so little that less would not be noticed"
     each = row.client_rounds / num_clients
-    rounds_too = " and whose rounds are not what is short" if row.most_rounds and not rounds else ""
+    rounds_too = ", with rounds enough" if row.most_rounds and not rounds else ""
     return plan, {
         "plan.rounds": f"{plan.rounds}: with {plan.expected_cohort:g} people a round the cheapest "
         f"plan whose noise is low enough{rounds_too}, {over}; a person trains {each:.3g} times on "

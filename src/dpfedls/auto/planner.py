@@ -3,7 +3,7 @@
 A run's noise is measured against what it moves: z ÷ (rate · √rounds), the noise that is left in a
 person's whole contribution. No plan goes below that of one release of everybody's at the same
 (ε, δ); the ratio to it is the *waste*. More rounds or larger cohorts bring it towards 1, and cost
-clients work. With many people there is little noise: then rounds are short and not noise, so the
+clients work. With many people there is little noise: then the number of rounds is the limit, so the
 plan is the cheapest with the most rounds, and with people enough that their own differences are
 averaged away. More rounds help long before that, too.
 """
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 def at_the_limit(plan: PrivacyPlan) -> float:
     """The noise in a weight that a falling server rate at its limit gathers, at clip norm 1."""
-    # By the linear fall, with which thresholds were measured: plans do not hang on the schedule.
+    # By the linear fall, with which thresholds were measured: plans do not depend on the schedule.
     return MOST_RATE["linear"] * noise_gathered("linear", plan, 1.0)
 
 

@@ -19,6 +19,7 @@ from dpfedls.people.samples import (
     Samples,
     as_input,
     as_samples,
+    described,
     each,
     leaves,
     select,
@@ -64,6 +65,10 @@ class ClientData:
                 f"{' and '.join(map(str, sorted(rows)))} rows of features and {len(self.targets)} "
                 "targets; give one target for every row"
             )
+
+    def __repr__(self) -> str:
+        """How many people and what a sample is: a log should hold nobody's values."""
+        return f"ClientData({self.num_clients} people, {described((self.features, self.targets))})"
 
     def _order_repeats(self) -> bool:
         """Whether a row stands twice in ``order``, or is none of the targets'."""

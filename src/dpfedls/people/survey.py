@@ -45,10 +45,11 @@ class Measured(Component, frozen=True, tag="measured"):
     """Units of inputs by what people answer, with noise, in the first rounds of the plan.
 
     In ``first`` rounds everybody says whether their largest column is far above 1, or below. If for
-    most it is neither, units are usual, and people train. Else, and with ``centre``, ``sizes``
-    rounds ask how large values are, column by column, or, without ``columns``, in all of them
-    together, for which there may be more noise; and up to four times ``later`` rounds for means and
-    scales, or with usual units for means alone. People train as soon as units are known.
+    most it is neither, units are usual, and people train. Otherwise, or if ``centre`` is set, the
+    next ``sizes`` rounds ask how large values are: per column, or, if ``columns`` is false, for all
+    columns at once, which tolerates more noise. Up to four times ``later`` rounds then ask for
+    means and scales, or, if units are usual, for means alone. People train as soon as units are
+    known.
     """
 
     first: int  # rounds that ask for the largest column
@@ -116,7 +117,7 @@ class Question:
             found = torch.stack([(bins == k).double().mean(0) for k in range(_BINS)], dim=1)
             return found.flatten() / math.sqrt(len(found))  # shares, of sum 1 in a column
         away = (values - self.mean.to(values)) / self.reach.to(values)
-        if self.kind == "spread":  # who has no samples should not count as far away
+        if self.kind == "spread":  # clients without samples must not count as far away
             away = away.abs() / 2
         found = away.clamp(-1, 1).mean(0)[self.asked.to(values.device)]
         return found / math.sqrt(max(1, len(found)))

@@ -23,7 +23,7 @@ from dpfedls.people.samples import as_input
 _FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LARGE, SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
 _ALIKE, _MOST = 10.0, 0.9  # columns of one kind: by how much, and how many of them, reach as far
-CONSTANT = 1e-6  # of its mean: what a column's spread is lost below in float32
+CONSTANT = 1e-6  # a spread below this share of the column's mean is lost in float32
 SEEN = 2000  # test inputs that are looked at
 
 

@@ -76,9 +76,9 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     C · exp(−η_t · s), where s is b − quantile, scaled to run from −½ (nobody inside) to ½
     (everybody), and η_t = (0.2 + 4 · 0.7^a) ÷ (1 + 4d²): large steps first, so that a start 100
     times too small or too large is corrected in about ten rounds, and short ones where the share
-    is in doubt, d being the standard deviation of its noise. a counts the rounds less those that
-    the way from the start takes at 0.3 · 4.2 ÷ (1 + 4d²) a round, in logarithms, and is at least 0:
-    steps stay large until the norm has converged, however far it has to go.
+    is in doubt, d being the standard deviation of its noise. a is the round number minus the rounds
+    that it takes from the start to the present norm at 0.3 · 4.2 ÷ (1 + 4d²) per round, on a log
+    scale, and at least 0: steps stay large until the norm has converged, however far that is.
     With ``of_weights`` the norm is at most that share of the length of the model's weights, or its
     start if that is more: where a loss has the units of its targets, a long update of a network
     makes the next one longer, and the norm would follow without end.
