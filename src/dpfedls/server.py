@@ -102,7 +102,11 @@ class Server:
         return look_ahead(self.denoiser, self.units(state).inward(state.params), state.memory)
 
     def step(self, state: ServerState) -> float:
-        """What the next round's direction is multiplied by."""
+        """What the next round's direction is multiplied by; 0 while the clip norm is looked for."""
+        norm, noise = state.clip_norm, self.plan.noise_stddev(state.clip_norm)
+        known = (state.exceeded, self._done(state), norm, noise / self.plan.expected_cohort)
+        if not self.plan.clipping.is_found(*known):
+            return 0.0
         rate = scaled(self.rate, self._longer(state.votes))
         trains = structs.replace(self.plan, rounds=max(1, self.plan.rounds - state.asked))
         t = state.round - state.asked
@@ -120,9 +124,10 @@ class Server:
         units, bound = self.units(state), self.bound(state)
         if bound.question is not None:
             return self.survey.after(state, release)
-        release = replace(release, step=self.step(state))
-        direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
-        params = state.params + release.step * units.outward(direction)
+        release, params, memory = replace(release, step=self.step(state)), state.params, state.memory
+        if release.step > 0:
+            direction, memory = denoise(self.denoiser, release, memory)  # costs no privacy
+            params = params + release.step * units.outward(direction)
         t -= state.asked  # rounds that train
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         votes = following(state.votes, plan, t, release.inside, params)
@@ -130,11 +135,15 @@ class Server:
         length = float(units.inward(params).norm(dtype=torch.float64))
         norm, deviation = state.clip_norm, release.noise_stddev
         exceeded = plan.clipping.exceeded(state.exceeded, norm, lengths, deviation)
-        least = plan.clipping.least(exceeded, t / max(1, plan.rounds - state.asked))
+        least = plan.clipping.least(exceeded, self._done(state))
         norm = plan.clipping.following(norm, lengths, t, deviation, length, least)
         shorter = self._longer(state.votes) / self._longer(votes)  # with the updates
         kept = (memory, votes, state.survey, shorter * exceeded)
         return ServerState(state.round + 1, params, average, shorter * norm, *kept)
+
+    def _done(self, state: ServerState) -> float:
+        """The share of the rounds that train which is over."""
+        return (state.round - state.asked) / max(1, self.plan.rounds - state.asked)
 
     def _longer(self, votes: Votes | None) -> float:
         """By how much the server may go further, since clients go less far."""

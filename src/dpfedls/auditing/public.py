@@ -64,8 +64,9 @@ def replayed(world: Watched) -> list[ServerState]:
         else:
             # Not by the server's own function: the audit has to know what was promised.
             step = _step(recipe, states[-1])
-            direction, memory = denoise(denoiser, replace(release, step=step), memory)
-            params = params + step * units.outward(direction)
+            if step:
+                direction, memory = denoise(denoiser, replace(release, step=step), memory)
+                params = params + step * units.outward(direction)
             # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
             weights = recipe.averaging * weights + 1
             average = average.lerp(params, 1 / weights)
@@ -91,6 +92,9 @@ def _step(recipe: Recipe, state: ServerState) -> float:
     plan, rate = recipe.plan, recipe.server_rate
     rounds, t = plan.rounds - state.asked, state.round - state.asked  # of trainings
     norm, longer = state.clip_norm, 1 / stall.pace(recipe, state.votes)
+    if _floored(recipe) and not state.exceeded and t < 0.05 * rounds:
+        if _doubt(recipe, norm) <= plan.clipping.quantile / 4:
+            return 0.0  # the norm is not found yet
     power = {"constant": 0.0, "root": 0.5, "linear": 1.0}[recipe.schedule]
     falling = [(1 - s / rounds) ** power for s in range(rounds)]
     if isinstance(rate, NoiseRate):
@@ -270,10 +274,15 @@ def _doubt(recipe: Any, norm: float) -> float:
     return plan.noise * clipping.contribution(norm) / weight
 
 
+def _floored(recipe: Any) -> bool:
+    """Whether the clip norm has a floor."""
+    return getattr(recipe.plan.clip_norm, "floor", msgspec.UNSET) is not msgspec.UNSET
+
+
 def _exceeded(recipe: Any, before: float, norm: float, inside: float | None) -> float:
     """The largest norm with fewer updates inside than should be, by two standard deviations."""
     clipping = recipe.plan.clip_norm
-    if not isinstance(clipping, AdaptiveClipping) or clipping.floor is msgspec.UNSET:
+    if not _floored(recipe):
         return before
     missing = inside is not None and inside < clipping.quantile - 2 * _doubt(recipe, norm)
     return max(before, norm) if missing else before
@@ -302,7 +311,7 @@ def _next_norm(
     trust = 1 / (1 + 4 * _doubt(recipe, norm) ** 2)
     age = max(0.0, t - abs(math.log(norm / clipping.start)) / (0.3 * 4.2 * trust))
     moved = norm * math.exp(-(0.2 + 4 * 0.7**age) * trust * scaled)
-    if clipping.floor is not msgspec.UNSET and moved < norm:
+    if _floored(recipe) and moved < norm:
         moved = min(norm, max(moved, exceeded * math.exp(done * math.log(clipping.floor))))
     length = float(model.double().square().sum().sqrt())
     most = 1e12 if clipping.of_weights is msgspec.UNSET else clipping.of_weights * length

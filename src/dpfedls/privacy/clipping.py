@@ -68,6 +68,10 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
         """The largest norm that too many updates were seen to exceed, up to this round."""
         return before
 
+    def is_found(self, exceeded: float, done: float, norm: float, noise: float) -> bool:
+        """Whether the model may learn: not while a share of the rounds may look for the norm."""
+        return True
+
 
 class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     """A norm that follows a quantile of the updates' lengths (Andrew et al. 2021).
@@ -86,7 +90,9 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     exceed, by two standard deviations of the noise, it keeps at least the share floor^(t ÷ T), from
     1 at first to ``floor`` in the last round. Where one class is frequent, most people are soon
     recognised and their updates nearly vanish; clipped to the length of those, everybody would
-    count the same, and the rare ones would be outvoted.
+    count the same, and the rare ones would be outvoted. So the model also stays as it is until
+    there is such a norm, for at most a twentieth of the rounds, unless noise hides whether half of
+    the updates that should be inside are missing.
 
     Guarantees: update and indicator together have norm at most 1.01 · C, whatever the update is,
     so the pair costs what the update alone would cost with 1 % less noise.
@@ -151,6 +157,11 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         clearly = inside + 2 * self._doubt(norm, noise) < self.quantile
         return max(before, norm) if clearly else before
 
+    def is_found(self, exceeded: float, done: float, norm: float, noise: float) -> bool:
+        if self.floor is UNSET or exceeded > 0 or done >= _LONGEST_SEARCH:
+            return True
+        return 2 * self._doubt(norm, noise) > self.quantile / 2
+
     def _doubt(self, norm: float, noise: float) -> float:
         """The standard deviation of the noise in the share of updates inside."""
         return noise / self.indicator(norm)
@@ -160,4 +171,5 @@ Clipping: TypeAlias = FixedClipping | AdaptiveClipping
 
 _JOINT = 1.01
 _PACE, _HASTE, _CALM = 0.2, 4.0, 0.7
+_LONGEST_SEARCH = 0.05  # of the rounds
 _LEAST, _MOST = 1e-12, 1e12  # what float32 tells apart
