@@ -27,7 +27,8 @@ def check_types(value: msgspec.Struct, where: str) -> None:
         if isinstance(found, Number) and hasattr(found, "item"):
             found = found.item()  # pyright: ignore[reportAttributeAccessIssue]
             msgspec.structs.force_setattr(value, field.name, found)
-        if isinstance(found, msgspec.Struct) and isinstance(found, field.type):
+        classes = tuple(k for k in get_args(field.type) or [field.type] if isinstance(k, type))
+        if isinstance(found, msgspec.Struct) and isinstance(found, classes):
             continue  # convert would refuse a subclass
         if found is msgspec.UNSET and found is field.default:
             continue  # nor does it know this

@@ -102,11 +102,7 @@ class Server:
         return look_ahead(self.denoiser, self.units(state).inward(state.params), state.memory)
 
     def step(self, state: ServerState) -> float:
-        """What the next round's direction is multiplied by; 0 while the clip norm is looked for."""
-        norm, noise = state.clip_norm, self.plan.noise_stddev(state.clip_norm)
-        known = (state.exceeded, self._done(state), norm, noise / self.plan.expected_cohort)
-        if not self.plan.clipping.is_found(*known):
-            return 0.0
+        """What the next round's direction is multiplied by."""
         rate = scaled(self.rate, self._longer(state.votes))
         trains = structs.replace(self.plan, rounds=max(1, self.plan.rounds - state.asked))
         t = state.round - state.asked
@@ -124,18 +120,19 @@ class Server:
         units, bound = self.units(state), self.bound(state)
         if bound.question is not None:
             return self.survey.after(state, release)
-        release, params, memory = replace(release, step=self.step(state)), state.params, state.memory
-        if release.step > 0:
+        release = replace(release, step=self.step(state))
+        params, memory = state.params, state.memory
+        lengths = release.inside if bound.earlier is None else None
+        norm, deviation, done = state.clip_norm, release.noise_stddev, self._done(state)
+        if not plan.clipping.is_too_long(norm, lengths, deviation, done):
             direction, memory = denoise(self.denoiser, release, memory)  # costs no privacy
             params = params + release.step * units.outward(direction)
         t -= state.asked  # rounds that train
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         votes = following(state.votes, plan, t, release.inside, params)
-        lengths = release.inside if bound.earlier is None else None
         length = float(units.inward(params).norm(dtype=torch.float64))
-        norm, deviation = state.clip_norm, release.noise_stddev
         exceeded = plan.clipping.exceeded(state.exceeded, norm, lengths, deviation)
-        least = plan.clipping.least(exceeded, self._done(state))
+        least = plan.clipping.least(exceeded, done)
         norm = plan.clipping.following(norm, lengths, t, deviation, length, least)
         shorter = self._longer(state.votes) / self._longer(votes)  # with the updates
         kept = (memory, votes, state.survey, shorter * exceeded)

@@ -62,20 +62,20 @@ def replayed(world: Watched) -> list[ServerState]:
             average = params = units.outward(params)  # the model waits, and is then one of these
             models = [params]
         else:
-            # Not by the server's own function: the audit has to know what was promised.
-            step = _step(recipe, states[-1])
-            if step:
+            # Not by the server's own functions: the audit has to know what was promised.
+            t = seen.number - states[-1].asked
+            done = t / (recipe.plan.rounds - states[-1].asked)
+            asked = stall.earlier(recipe, t, votes) is not None
+            inside = None if asked else release.inside
+            if not _too_long(recipe, norm, inside, done):
+                step = _step(recipe, states[-1])
                 direction, memory = denoise(denoiser, replace(release, step=step), memory)
                 params = params + step * units.outward(direction)
             # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
             weights = recipe.averaging * weights + 1
             average = average.lerp(params, 1 / weights)
-            t = seen.number - states[-1].asked
-            asked = stall.earlier(recipe, t, votes) is not None
             own = units.inward(params)
-            inside = None if asked else release.inside
             exceeded = _exceeded(recipe, exceeded, norm, inside)
-            done = t / (recipe.plan.rounds - states[-1].asked)
             norm = _next_norm(recipe, norm, inside, t, own, exceeded, done)
             shares, models = [*shares, release.inside], [*models, params]
         before = stall.pace(recipe, votes)
@@ -92,9 +92,6 @@ def _step(recipe: Recipe, state: ServerState) -> float:
     plan, rate = recipe.plan, recipe.server_rate
     rounds, t = plan.rounds - state.asked, state.round - state.asked  # of trainings
     norm, longer = state.clip_norm, 1 / stall.pace(recipe, state.votes)
-    if _floored(recipe) and not state.exceeded and t < 0.05 * rounds:
-        if _doubt(recipe, norm) <= plan.clipping.quantile / 4:
-            return 0.0  # the norm is not found yet
     power = {"constant": 0.0, "root": 0.5, "linear": 1.0}[recipe.schedule]
     falling = [(1 - s / rounds) ** power for s in range(rounds)]
     if isinstance(rate, NoiseRate):
@@ -230,7 +227,8 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
         if not math.isclose(line["epsilon"], cost, rel_tol=1e-9):
             problems.append("an ε in rounds.jsonl is not that of the rounds so far")
         asked = survey is not None and survey.question(before.survey) is not None
-        step = 0.0 if asked else _step(recipe, before)
+        waits = asked or torch.equal(before.params, state.params)
+        step = 0.0 if waits else _step(recipe, before)
         if not math.isclose(line["server_rate"], step, rel_tol=1e-9):
             problems.append(
                 f"the log's server rate of round {line['round']} is not the one promised"
@@ -277,6 +275,15 @@ def _doubt(recipe: Any, norm: float) -> float:
 def _floored(recipe: Any) -> bool:
     """Whether the clip norm has a floor."""
     return getattr(recipe.plan.clip_norm, "floor", msgspec.UNSET) is not msgspec.UNSET
+
+
+def _too_long(recipe: Any, norm: float, inside: float | None, done: float) -> bool:
+    """Whether, early on, most that should be outside were inside, by two standard deviations."""
+    clipping = recipe.plan.clip_norm
+    if not isinstance(clipping, AdaptiveClipping) or inside is None or done >= 0.05:
+        return False
+    surplus = inside - clipping.quantile
+    return surplus > 0.5 - clipping.quantile / 2 and surplus > 2 * _doubt(recipe, norm)
 
 
 def _exceeded(recipe: Any, before: float, norm: float, inside: float | None) -> float:

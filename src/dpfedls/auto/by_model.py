@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from dpfedls.auto.choices import LOCAL, LOCAL_FIELDS
+from dpfedls.auto.inputs import Usual
 from dpfedls.auto.planner import MOST_RATE, ROUNDS, at_the_limit, little_noise
 from dpfedls.auto.rate import IN_CLIP_NORMS, IN_CLIP_NORMS_OF_NETWORK, Rates, made_up, rates_on
 from dpfedls.people.losses import Loss
@@ -115,14 +116,20 @@ def rates_for(
     return _with_exponential(known) if rates.exponential else _with_units(known)
 
 
-def centring_helps(plan: PrivacyPlan, model: nn.Module, loss: Loss, test: Samples) -> bool:
-    """Whether a model learns better from inputs less their public means.
+def of_usual_inputs(plan: PrivacyPlan, model: nn.Module, loss: Loss, test: Samples) -> Usual:
+    """What to make of inputs whose scale is usual.
 
-    A network does where its targets have units, whose loss it halves, or noise is small: with more
-    noise six layers lose a point or two by it, and so does a linear model on images with any noise.
+    A linear model of targets with units learns from standardised ones: a squared error is as badly
+    conditioned as its inputs. A network learns from inputs less their means where targets have
+    units, whose loss it halves, or noise is small; it learns its own scale, and the rounds that ask
+    for one are better spent on training. With more noise six layers lose a point or two by either,
+    and so does a linear classifier of images with any noise.
     """
     rates = rates_on(model, test[0], loss, as_input(test[1]).cpu())
-    return rates.network and (rates.noise is None or at_the_limit(plan) <= PASSES_NOISE)
+    has_units = rates.noise is None
+    if rates.network:
+        return "centre" if has_units or at_the_limit(plan) <= PASSES_NOISE else "keep"
+    return "standardise" if has_units and not rates.exponential else "keep"
 
 
 def _of_scores(known: _Known, noise: float) -> Fitted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from dpfedls.people.losses import Loss
 from dpfedls.people.samples import Samples, as_input, each
 from dpfedls.people.survey import Measured
 from dpfedls.people.units import (
-    AS_GIVEN,
     SEEN,
-    AsGiven,
     Standardised,
     is_usual,
     standardised,
@@ -34,17 +32,20 @@ _CLEAR_FIRST, _CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.12, 0.075, 0.025, 0.1
 _HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
 
 
+Usual: TypeAlias = Literal["keep", "centre", "standardise"]  # what to make of usual inputs
+
+
 class Inputs(NamedTuple):
     """The inputs that clients train on, and why."""
 
-    units: AsGiven
+    standardise: bool | Literal["always"]  # as a recipe has it
     why: str
 
 
-def inputs_for(model: nn.Module, test: Samples, loss: Loss, centre: bool = False) -> Inputs:
+def inputs_for(model: nn.Module, test: Samples, loss: Loss, usually: Usual = "keep") -> Inputs:
     """Standardised by the test inputs where their units are not usual and the model allows it.
 
-    Inputs of a usual scale stay as given, or are only centred where that is asked for.
+    What becomes of inputs of a usual scale is said: they stay, or lose their means, or more.
     """
     values, targets = each(lambda part: part[:SEEN], test)
     if not isinstance(values, torch.Tensor) or not values.is_floating_point():
@@ -55,25 +56,29 @@ def inputs_for(model: nn.Module, test: Samples, loss: Loss, centre: bool = False
     usual = f"the test inputs have a usual scale, up to {most}"
     why = f"the columns of the test inputs have sizes from {least} to {most}, so people train on "
     why += "columns standardised by these"
-    if is_usual(values):
-        if not centre or values.double().mean(0).abs().max() < _CENTRED:
+    always = usually == "standardise"
+    if always:
+        why += ", as a linear model learns targets with units best"
+    elif is_usual(values):
+        if usually == "keep" or values.double().mean(0).abs().max() < _CENTRED:
             return _as_given(usual)
         why = "the means of the test inputs are not 0, and with so little noise, or targets with "
         why += "units, a network learns better from inputs less these means"
     if len(values) < _FEWEST:
         return _as_given(f"{len(values)} test inputs are too few to tell units by")
-    units = standardised(model, values)
+    units = standardised(model, values, always)
     if units is None:
         return _as_given("the model's first layer cannot take units in")
     if not units.mean.any() and (units.scale == 1).all():  # a convolution has no mean
         return _as_given(usual)
     if _has_learned(model, (values, targets), loss):
         return _as_given("the model has learned from such inputs already")
-    return Inputs(units, f"true: {why}; {_TAKES}")
+    told = "always" if always else "true"
+    return Inputs("always" if always else True, f"{told}: {why}; {_TAKES}")
 
 
 def measuring(
-    plan: PrivacyPlan, model: nn.Module, like: Any, centre: bool
+    plan: PrivacyPlan, model: nn.Module, like: Any, usually: Usual
 ) -> tuple[Measured | None, str]:
     """How many of the first rounds ask for units, by how much noise they have; and why.
 
@@ -97,7 +102,12 @@ def measuring(
     if first <= _FIRST * plan.rounds and each <= _SIZES * plan.rounds:
         later = max(1, min(rounds(columns, _CLEAR_LATER), int(_LATER * plan.rounds)))
         said += f"up to {each + 4 * later} more ask for mean and scale of each column; {_TAKES}"
-        return Measured(first=first, sizes=each, later=later, centre=centre), said
+        if usually == "standardise":
+            said = said.replace(
+                "if not, ", "in any case, for a linear model of targets with units, "
+            )
+        centre, scale = usually != "keep", usually == "standardise"
+        return Measured(first=first, sizes=each, later=later, centre=centre, scale=scale), said
     if first <= _FIRST * plan.rounds and together <= _SIZES * plan.rounds:
         said += f"{together} more ask for one scale of all {columns} columns; {_TAKES}"
         return Measured(first=first, sizes=together, columns=False), said
@@ -105,7 +115,7 @@ def measuring(
 
 
 def _as_given(why: str) -> Inputs:
-    return Inputs(AS_GIVEN, f"false: {why}")
+    return Inputs(False, f"false: {why}")
 
 
 def _has_learned(model: nn.Module, test: Samples, loss: Loss) -> bool:

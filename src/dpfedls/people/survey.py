@@ -37,6 +37,7 @@ _ALIKE = 10.0  # by how much columns of one kind differ in size
 _REACH = 2.0  # the middle is looked for so many sizes around
 _TINY = 0.02  # embeddings of norm 1 have columns of 0.1, and are better left alone
 _LEAST_THERE, _LEAST_SPREAD = 0.1, 1e-3
+_RARE = 0.125  # of the reach, that is a quarter of the size: the least scale of usual columns
 _NEAR = 0.25  # of the reach: a column whose values are nearer together is looked at again
 _DONE = len(_KINDS)
 
@@ -45,11 +46,11 @@ class Measured(Component, frozen=True, tag="measured"):
     """Units of inputs by what people answer, with noise, in the first rounds of the plan.
 
     In ``first`` rounds everybody says whether their largest column is far above 1, or below. If for
-    most it is neither, units are usual, and people train. Otherwise, or if ``centre`` is set, the
-    next ``sizes`` rounds ask how large values are: per column, or, if ``columns`` is false, for all
-    columns at once, which tolerates more noise. Up to four times ``later`` rounds then ask for
-    means and scales, or, if units are usual, for means alone. People train as soon as units are
-    known.
+    most it is neither, units are usual, and people train. Otherwise, or if ``centre`` or ``scale``
+    is set, the next ``sizes`` rounds ask how large values are: per column, or, if ``columns`` is
+    false, for all columns at once, which tolerates more noise. Up to four times ``later`` rounds
+    then ask for means and scales, or, if units are usual and ``scale`` is not set, for means alone.
+    People train as soon as units are known.
     """
 
     first: int  # rounds that ask for the largest column
@@ -57,6 +58,7 @@ class Measured(Component, frozen=True, tag="measured"):
     later: int = 0  # rounds of each question after it
     columns: bool = True  # each by itself
     centre: bool = False  # inputs of a usual size, too
+    scale: bool = False  # of those, too
 
     def __post_init__(self) -> None:
         check_types(self, "standardise.")
@@ -197,7 +199,7 @@ class Survey:
             usual = bool(answer[2] > answer[:2].sum())
             noise, there = math.sqrt(3 / rounds) * self.noise, float(answer.sum())
             there = 1.0 if there > 1 - 3 * noise else max(there, _LEAST_THERE)
-            done = usual and not (self.asks.centre and self._may_centre)
+            done = usual and not (self._asks_of_usual and self._may_centre)
             said = {"usual": torch.ones(1) * usual, "there": torch.ones(1) * there}
             return self._next(known, _DONE if done else _SIZE, **said)
         if at == _SIZE:
@@ -218,6 +220,8 @@ class Survey:
             scale[asked] = 1.25 * reach[asked] * (2 * answer).clamp(min=2 * least)
             scale = torch.maximum(scale, CONSTANT * mean.abs())
             far = bool((scale < _NEAR * reach)[asked].any())  # then a mean is not known well
+            if known["usual"]:  # what is rare is not made large
+                scale, far = torch.maximum(scale, _RARE * reach), False
             reach = torch.minimum(reach, _REACH * scale)
         made = {"mean": mean.float(), "reach": reach.float(), "scale": scale.float()}
         return known | made | {"question": torch.tensor([at + 1.0 if far else _DONE, 0.0])}
@@ -232,18 +236,26 @@ class Survey:
         each, sure = each.expand(self._width), sure.expand(self._width)
         sure_of = {"reach": _REACH * each, "asked": sure}
         centre = self._may_centre and bool(sure.any())
-        if known["usual"] or SMALL <= largest <= LARGE:
-            return self._next(known, _CENTRE if centre and self.asks.centre else _DONE, **sure_of)
+        usual, at = bool(known["usual"]) or SMALL <= largest <= LARGE, _CENTRE
+        sure_of["usual"] = torch.ones(1) * usual
         # Rare columns that are as large as the others, pixels say: of one kind, with one scale.
         one_kind = rest is not None and float(each.max() / each.min()) <= _ALIKE
         if one_kind and rest is not None:
             each = torch.full_like(each, rest)
-        at = _CENTRE if centre and not one_kind else _DONE
-        return self._next(known, at, scale=each, **sure_of)
+        if usual:
+            at = _CENTRE if centre and self._asks_of_usual else _DONE
+            each = each if self.asks.scale and at == _CENTRE and not one_kind else torch.ones(1)
+        elif one_kind or not centre:
+            at = _DONE
+        return self._next(known, at, scale=each.expand(self._width), **sure_of)
 
     def _next(self, known: Known, at: int, **found: Tensor) -> Known:
         changed = {name: values.clone().float() for name, values in found.items()}
         return known | changed | {"question": torch.tensor([float(at), 0.0])}
+
+    @property
+    def _asks_of_usual(self) -> bool:
+        return self.asks.centre or self.asks.scale
 
     @property
     def _may_centre(self) -> bool:

@@ -98,13 +98,13 @@ class Standardised(AsGiven):
         return values.to(weight.device).reshape(1, -1, *[1] * (weight.dim() - 2))
 
 
-def standardised(model: nn.Module, inputs: Any) -> Standardised | None:
+def standardised(model: nn.Module, inputs: Any, always: bool = False) -> Standardised | None:
     """Units by these public inputs; None where the model's first layer cannot take them in.
 
     Every column has a mean and a scale of its own; but if nearly all reach about as far, they are
     of one kind, pixels say, and have one scale, so that what is rare is not made large. Inputs of a
-    usual scale keep it. A convolution has a scale for each channel, and no mean: its borders are
-    zeros.
+    usual scale keep it, unless ``always``. A convolution has a scale for each channel, and no
+    mean: its borders are zeros.
     """
     units = unmeasured(model, inputs)
     if units is None or len(inputs) < 2:
@@ -115,7 +115,8 @@ def standardised(model: nn.Module, inputs: Any) -> Standardised | None:
         channels = values.transpose(0, 1).flatten(1).T  # one column each
         values = channels.reshape(-1, values.shape[1], *[1] * (values.dim() - 2))
     mean = values.mean(0) if units.bias is not None else torch.zeros_like(values[0])
-    scale = units.scale if is_usual(inputs) else _scale(mean, values - mean)
+    kept = is_usual(inputs) and not always
+    scale = units.scale if kept else _scale(mean, values - mean)
     return replace(units, mean=mean.float(), scale=scale.float())
 
 

@@ -68,9 +68,12 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
         """The largest norm that too many updates were seen to exceed, up to this round."""
         return before
 
-    def is_found(self, exceeded: float, done: float, norm: float, noise: float) -> bool:
-        """Whether the model may learn: not while a share of the rounds may look for the norm."""
-        return True
+    def is_too_long(self, norm: float, inside: float | None, noise: float, done: float) -> bool:
+        """Whether a release of that norm is mostly noise, since the norm is still on its way down.
+
+        ``done`` is the share of the rounds that is over.
+        """
+        return False
 
 
 class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
@@ -83,6 +86,10 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     is in doubt, d being the standard deviation of its noise. a is the round number minus the rounds
     that it takes from the start to the present norm at 0.3 · 4.2 ÷ (1 + 4d²) per round, on a log
     scale, and at least 0: steps stay large until the norm has converged, however far that is.
+    In the first twentieth of the rounds the model stays as it was after a round in which far too
+    many updates were inside, at 0.5 more than three quarters, and by two standard deviations of the
+    noise: what was released is mostly noise, and before the norm is found the model should not
+    learn who is frequent.
     With ``of_weights`` the norm is at most that share of the length of the model's weights, or its
     start if that is more: where a loss has the units of its targets, a long update of a network
     makes the next one longer, and the norm would follow without end.
@@ -90,9 +97,7 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     exceed, by two standard deviations of the noise, it keeps at least the share floor^(t ÷ T), from
     1 at first to ``floor`` in the last round. Where one class is frequent, most people are soon
     recognised and their updates nearly vanish; clipped to the length of those, everybody would
-    count the same, and the rare ones would be outvoted. So the model also stays as it is until
-    there is such a norm, for at most a twentieth of the rounds, unless noise hides whether half of
-    the updates that should be inside are missing.
+    count the same, and the rare ones would be outvoted.
 
     Guarantees: update and indicator together have norm at most 1.01 · C, whatever the update is,
     so the pair costs what the update alone would cost with 1 % less noise.
@@ -157,10 +162,11 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         clearly = inside + 2 * self._doubt(norm, noise) < self.quantile
         return max(before, norm) if clearly else before
 
-    def is_found(self, exceeded: float, done: float, norm: float, noise: float) -> bool:
-        if self.floor is UNSET or exceeded > 0 or done >= _LONGEST_SEARCH:
-            return True
-        return 2 * self._doubt(norm, noise) > self.quantile / 2
+    def is_too_long(self, norm: float, inside: float | None, noise: float, done: float) -> bool:
+        if inside is None or done >= _SEARCH:
+            return False
+        doubt = 2 * self._doubt(norm, noise)
+        return inside > self.quantile + max(doubt, (1 - self.quantile) / 2)
 
     def _doubt(self, norm: float, noise: float) -> float:
         """The standard deviation of the noise in the share of updates inside."""
@@ -171,5 +177,5 @@ Clipping: TypeAlias = FixedClipping | AdaptiveClipping
 
 _JOINT = 1.01
 _PACE, _HASTE, _CALM = 0.2, 4.0, 0.7
-_LONGEST_SEARCH = 0.05  # of the rounds
+_SEARCH = 0.05  # of the rounds
 _LEAST, _MOST = 1e-12, 1e12  # what float32 tells apart

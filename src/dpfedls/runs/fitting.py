@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dpfedls.auto.by_model import ALL, Fitted, centring_helps, rates_for
+from dpfedls.auto.by_model import ALL, Fitted, of_usual_inputs, rates_for
 from dpfedls.auto.choices import LOCAL_FIELDS, OPEN, plan_for
 from dpfedls.auto.inputs import inputs_for, measuring
 from dpfedls.auto.rate import made_up
@@ -13,7 +13,7 @@ from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, example
 from dpfedls.people.samples import Samples, each
 from dpfedls.people.survey import Measured, Survey
-from dpfedls.people.units import AS_GIVEN, AsGiven, Standardised, standardised, unmeasured
+from dpfedls.people.units import AS_GIVEN, AsGiven, standardised, unmeasured
 from dpfedls.runs.recipe import Recipe
 from dpfedls.tasks.task import Task
 
@@ -78,18 +78,18 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
 
 def units_of(recipe: Recipe, task: Task) -> AsGiven:
     """The units in which people begin to train: as given, or standardised by the test inputs."""
-    if recipe.standardise is not True:
+    if recipe.standardise not in (True, "always"):
         return AS_GIVEN
     if task.test is None:
         raise InputError(
-            "standardise = true, given or chosen when this run began, asks for the test samples, "
+            "standardise, given or chosen when this run began, asks for the test samples, "
             "since mean and scale of people's own inputs are private; give test=…, or scale inputs "
             "by constants that you know"
         )
-    units = standardised(task.model, task.test[0])
+    units = standardised(task.model, task.test[0], recipe.standardise == "always")
     if units is None:
         raise InputError(
-            "standardise = true needs two test inputs or more, one tensor of fractions, and a "
+            "standardise needs two test inputs or more, one tensor of fractions, and a "
             "model whose first layer, linear or a convolution, reads them as they are and trains; "
             "leave it out"
         )
@@ -117,13 +117,12 @@ def _with_units(recipe: Recipe, task: Task, samples: Samples, ours: bool) -> Rec
     if not ours or recipe.nodes is not None:
         return replace(recipe, chosen=chosen)
     tried = samples if task.test is not None else made_up(task.model, samples)
-    centre = centring_helps(recipe.plan, task.model, task.loss, tried)
+    usually = of_usual_inputs(recipe.plan, task.model, task.loss, tried)
     if task.test is None:
-        measured, why = measuring(recipe.plan, task.model, samples[0], centre)
+        measured, why = measuring(recipe.plan, task.model, samples[0], usually)
         return replace(recipe, standardise=measured or False, chosen=chosen | {"standardise": why})
-    units, why = inputs_for(task.model, task.test, task.loss, centre)
-    chosen["standardise"] = why
-    return replace(recipe, standardise=isinstance(units, Standardised), chosen=chosen)
+    standardise, why = inputs_for(task.model, task.test, task.loss, usually)
+    return replace(recipe, standardise=standardise, chosen=chosen | {"standardise": why})
 
 
 def _shown(task: Task) -> Samples:

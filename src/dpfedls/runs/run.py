@@ -102,12 +102,13 @@ class Run:
 
     def _record(self, state: ServerState) -> None:
         """Keep a released round; then evaluate it, write its line, tell those who watch."""
-        asks = self.server.bound(self.state).question is not None  # then the model waits
+        asks = self.server.bound(self.state).question is not None
+        waits = asks or state.params is self.state.params  # its clip norm was far too long
         line = RoundRecord(
             round=state.round,
             epsilon=plain(self._own_ledger.epsilon()),
             clip_norm=plain(self.state.clip_norm),  # the norm that clipped, not the next one
-            server_rate=0.0 if asks else self.server.step(self.state),
+            server_rate=0.0 if waits else self.server.step(self.state),
         )
         self.state = state
         try:

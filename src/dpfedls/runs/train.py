@@ -50,7 +50,7 @@ def train(
     server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
     averaging: float = 0.0,
-    standardise: bool | Measured | None = None,
+    standardise: bool | Literal["always"] | Measured | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -144,7 +144,7 @@ def asked(
     denoiser: AnyCallable | None = None,
     server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
-    standardise: bool | Measured | None = None,
+    standardise: bool | Literal["always"] | Measured | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -194,7 +194,7 @@ class _Usual(NamedTuple):
     denoiser: AnyCallable
     schedule: Schedule
     server_rate: ServerRate | Literal["auto"]
-    standardise: bool | Measured = False
+    standardise: bool | Literal["always"] | Measured = False
 
 
 _BY_PLAN = _Usual(LocalSGD(epochs=5, batch_size=10), Identity(), "constant", 1.0)
