@@ -47,9 +47,9 @@ def _targets(table: Any, squares: bool) -> list[str]:
     found = []
     for name in table:
         shares = table[name].value_counts(normalize=True)
-        if squares and table[name].dtype.kind in "iuf" and len(shares) > 50:
-            found.append(name)
-        elif not squares and 2 <= len(shares) <= 10 and shares.iloc[0] <= 0.8:
+        classes = 2 <= len(shares) <= 10 and shares.iloc[0] <= 0.8
+        numbers = table[name].dtype.kind in "iuf" and len(shares) > 50
+        if numbers if squares else classes:
             found.append(name)
     return found
 

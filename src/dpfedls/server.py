@@ -121,26 +121,22 @@ class Server:
         if bound.question is not None:
             return self.survey.after(state, release)
         release = replace(release, step=self.step(state))
-        params, memory = state.params, state.memory
         lengths = release.inside if bound.earlier is None else None
-        norm, deviation, done = state.clip_norm, release.noise_stddev, self._done(state)
-        if not plan.clipping.is_too_long(norm, lengths, deviation, done):
-            direction, memory = denoise(self.denoiser, release, memory)  # costs no privacy
-            params = params + release.step * units.outward(direction)
-        t -= state.asked  # rounds that train
+        known = (state.clip_norm, lengths, release.noise_stddev)
+        t, rounds = t - state.asked, plan.rounds - state.asked  # that train
+        direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
+        params = state.params + release.step * units.outward(direction)
+        if plan.clipping.is_too_long(*known, t / rounds):
+            params, memory = state.params, state.memory
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         votes = following(state.votes, plan, t, release.inside, params)
         length = float(units.inward(params).norm(dtype=torch.float64))
-        exceeded = plan.clipping.exceeded(state.exceeded, norm, lengths, deviation)
-        least = plan.clipping.least(exceeded, done)
-        norm = plan.clipping.following(norm, lengths, t, deviation, length, least)
+        exceeded = plan.clipping.exceeded(state.exceeded, *known)
+        least = plan.clipping.least(exceeded, t / rounds)
+        norm = plan.clipping.following(*known, t, length, least)
         shorter = self._longer(state.votes) / self._longer(votes)  # with the updates
         kept = (memory, votes, state.survey, shorter * exceeded)
         return ServerState(state.round + 1, params, average, shorter * norm, *kept)
-
-    def _done(self, state: ServerState) -> float:
-        """The share of the rounds that train which is over."""
-        return (state.round - state.asked) / max(1, self.plan.rounds - state.asked)
 
     def _longer(self, votes: Votes | None) -> float:
         """By how much the server may go further, since clients go less far."""

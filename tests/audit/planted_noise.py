@@ -85,7 +85,7 @@ def noise_of_the_next_norm(patch):
     def release(real, total, plan, norm, t, noise, layout):
         drawn = noise(len(total), total.device)
         made = real(total, plan, norm, t, lambda *a: drawn.clone(), layout)
-        later = plan.clipping.following(norm, made.inside, t, made.noise_stddev)
+        later = plan.clipping.following(norm, made.inside, made.noise_stddev, t)
         noisy = total + plan.noise_stddev(later) * drawn
         return replace(made, value=(noisy[: layout.dim] / plan.expected_cohort).float())
 

@@ -39,7 +39,7 @@ def next_norm_from_the_raw_count(patch):
         weight = clipping.indicator(state.clip_norm) * self.plan.expected_cohort
         raw = clipping.quantile + float(total[-1]) / weight
         noise = self.plan.noise_stddev(state.clip_norm) / self.plan.expected_cohort
-        later = clipping.following(state.clip_norm, raw, state.round, noise)
+        later = clipping.following(state.clip_norm, raw, noise, state.round)
         return replace(made, clip_norm=later)
 
     wrap(patch, Server, "finish_round", finish)
@@ -62,6 +62,18 @@ def floor_from_the_raw_count(patch):
         raw = clipping.quantile + float(total[-1]) / weight
         exceeded = state.clip_norm if raw < clipping.quantile else 0.0
         return replace(made, exceeded=max(state.exceeded, exceeded))
+
+    wrap(patch, Server, "finish_round", finish)
+
+
+def skipped_by_the_raw_count(patch):
+    def finish(real, self, state, total, noise, nonce):
+        made, clipping = real(self, state, total, noise, nonce), self.plan.clipping
+        weight = clipping.indicator(state.clip_norm) * self.plan.expected_cohort
+        raw = clipping.quantile + float(total[-1]) / weight
+        if not clipping.is_too_long(state.clip_norm, raw, 0.0, 0.0):
+            return made
+        return replace(made, params=state.params, average=state.average, memory=state.memory)
 
     wrap(patch, Server, "finish_round", finish)
 
@@ -129,6 +141,7 @@ def indicator_not_bounded(patch):
 
 
 FLOORED = {"clip_norm": AdaptiveClipping(start=0.01, floor=0.4)}
+TOO_LONG = {"clip_norm": AdaptiveClipping(start=100.0)}
 LIMITED = {"clip_norm": AdaptiveClipping(start=0.01, of_weights=0.005)}
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "nothing summed": (nothing_summed, "far below the claim", {}),
@@ -138,6 +151,7 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     "the next norm from the raw count": (next_norm_from_the_raw_count, "clip norm", ADAPTIVE),
     "the norm's limit without noise": (limit_without_noise, "clip norm", LIMITED),
     "the norm's floor from the raw count": (floor_from_the_raw_count, "was exceeded", FLOORED),
+    "a round skipped by the raw count": (skipped_by_the_raw_count, "does not follow", TOO_LONG),
     "the whole sum clipped again": (sum_shortened, "the sum is not", {}),
     "per-layer clipping accounted as flat": (clipping_by_layer, "the sum is not", {}),
     "sum in float32": (sum_in_float32, "the sum is not", {}),

@@ -108,6 +108,21 @@ def test_usual_units_may_be_centred():
     assert torch.allclose(units.mean, torch.full((6,), 2.0), atol=0.2)
 
 
+def test_usual_units_may_be_standardised_and_what_is_rare_is_not_made_large():
+    scales = torch.tensor([0.3, 0.5, 1.0, 1.0, 2.0, 1.0])
+    inputs = [x for x, _ in people(scales=scales, means=torch.full((6,), 1.0))]
+    rare = torch.Generator().manual_seed(0)
+    for x in inputs:
+        x[:, 3] = (torch.rand(len(x), generator=rare) < 0.01).float()
+    asks = msgspec.structs.replace(ASKS, centre=True, scale=True)
+    units, rounds = surveyed(inputs, network(), asks)
+    assert rounds == 1 + 2 + 2 * 2
+    others = [0, 1, 2, 4, 5]
+    assert ((units.scale / scales)[others].log().abs() < math.log(1.5)).all()
+    assert torch.allclose(units.mean[others], torch.full((5,), 1.0), atol=0.3)
+    assert 0.2 < float(units.scale[3]) < 1.1  # its deviation is 0.1
+
+
 def test_pixels_in_bytes_share_one_scale_and_zeros_do_not_count():
     rng = torch.Generator().manual_seed(0)
     there = torch.rand(200, 5, 40, generator=rng) < torch.linspace(0, 0.9, 40)

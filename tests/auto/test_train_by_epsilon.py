@@ -306,8 +306,8 @@ def test_what_is_given_stays_and_what_is_chosen_has_its_reason(tmp_path):
     assert result.epsilon <= 2.0
     page = (tmp_path / "r" / "report.html").read_text()
     assert "What was chosen" in page
-    rates = [record.server_rate for record in result.history]
-    assert len(set(rates)) == 1
+    rates = {record.server_rate for record in result.history}
+    assert len(rates - {0.0}) == 1  # but while the clip norm is far too long
 
 
 def test_a_plan_alone_is_trained_as_ever():

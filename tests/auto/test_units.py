@@ -48,7 +48,7 @@ def test_a_network_has_a_limit_and_a_linear_model_has_none():
 
 def test_scores_and_a_given_norm_are_as_they_were():
     scores = fitted(nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)), cross_entropy)
-    assert (scores.clip_norm, scores.local["shorten"]) == (None, 16.0)
+    assert (scores.clip_norm, scores.local["shorten"]) == (AdaptiveClipping(floor=0.4), 16.0)
     given = PrivacyPlan(
         sampler=PoissonSampling(rate=0.1),
         num_clients=353,
@@ -63,7 +63,7 @@ def test_scores_and_a_given_norm_are_as_they_were():
 
 def test_the_limit_follows_the_model_and_is_never_below_the_start():
     clipping = AdaptiveClipping(start=1.0, of_weights=0.5)
-    nobody_inside = (4.0, 0.0, 1, 0.0)
+    nobody_inside = (4.0, 0.0, 0.0, 1)
     assert clipping.following(*nobody_inside, weights=12.0) == 6.0
     assert clipping.following(*nobody_inside, weights=1e6) > 20
     assert clipping.following(*nobody_inside, weights=0.1) == 1.0

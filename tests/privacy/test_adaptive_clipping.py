@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import msgspec
@@ -86,11 +87,11 @@ def test_noise_follows_the_norm_that_clipped_and_the_pair_costs_what_the_plan_sa
 
 def test_the_norm_moves_towards_the_quantile():
     clipping = AdaptiveClipping(quantile=0.5)
-    assert clipping.following(1.0, 0.0, 20, 0.1) > 1.0  # nobody was inside: too small
-    assert clipping.following(1.0, 1.0, 20, 0.1) < 1.0  # everybody was: too large
-    assert clipping.following(1.0, 0.5, 20, 0.1) == 1.0
-    only_noise = clipping.following(1.0, 40.0, 20, 0.1)
-    assert only_noise == clipping.following(1.0, 1.0, 20, 0.1)
+    assert clipping.following(1.0, 0.0, 0.1, 20) > 1.0  # nobody was inside: too small
+    assert clipping.following(1.0, 1.0, 0.1, 20) < 1.0  # everybody was: too large
+    assert clipping.following(1.0, 0.5, 0.1, 20) == 1.0
+    only_noise = clipping.following(1.0, 40.0, 0.1, 20)
+    assert only_noise == clipping.following(1.0, 1.0, 0.1, 20)
 
 
 def test_a_share_in_doubt_moves_the_norm_less():
@@ -102,7 +103,7 @@ def test_a_share_in_doubt_moves_the_norm_less():
             weight = clipping.indicator(norm)
             noise = 4 * clipping.contribution(norm) / 20
             share = 0.5 * (norm > 0.999) + noise / weight * rng.standard_normal()
-            norm = clipping.following(norm, share, t, noise)
+            norm = clipping.following(norm, share, noise, t)
         far.append(abs(np.log(norm)))
     assert np.mean(far) < 0.8  # a factor of 2.2; were the doubt ignored, of 3.9
 
@@ -117,7 +118,7 @@ def test_whoever_sends_nothing_has_no_length(quantile):
         updates *= 1 + 0.01 * torch.rand(1000, 1, generator=rng)
         total = clipped_sum(updates, Bound(norm, clipping.indicator(norm), quantile))
         inside = quantile + float(total[1]) / (clipping.indicator(norm) * 1000)
-        norm = clipping.following(norm, inside, t, 0.0)
+        norm = clipping.following(norm, inside, 0.0, t)
     assert norm == pytest.approx({0.2: 2.0, 0.5: 4.0, 0.8: 8.0}[quantile], rel=0.1)
     nobody = clipped_sum(torch.zeros(5, 3), Bound(1.0, clipping.indicator(1.0), quantile))
     assert not nobody.any()
@@ -137,7 +138,7 @@ def test_a_start_far_off_is_mended_within_ten_rounds(start, quantile):
         weight = clipping.indicator(norm)
         noisy = weight * ((lengths < norm) - quantile).sum() + 1.01 * norm * rng.standard_normal()
         share = quantile + noisy / (weight * 50)
-        norm = clipping.following(norm, share, t, 1.01 * norm / 50)
+        norm = clipping.following(norm, share, 1.01 * norm / 50, t)
         met.append(norm)
     target = float(np.exp(0.4 * {0.3: -0.5244, 0.5: 0.0, 0.8: 0.8416}[quantile]))
     assert target / 2.5 < met[9] < 2.5 * target
@@ -158,7 +159,7 @@ def test_large_steps_go_on_until_the_norm_arrives(length):
             noise = 2 * clipping.contribution(norm) / 50
             share = (lengths < norm).mean()
             share += noise / clipping.indicator(norm) * rng.standard_normal()
-            norm = clipping.following(norm, share, t, noise)
+            norm = clipping.following(norm, share, noise, t)
         off.append(abs(np.log(norm / length)))
     assert np.mean(off) < 0.7  # with steps that grew short by the clock alone: 4
 
@@ -250,12 +251,64 @@ def test_the_floor_falls_over_the_run_and_never_lengthens_the_norm():
     assert [FLOORED.least(2.0, done) for done in (0.0, 0.5, 1.0)] == pytest.approx(
         [2.0, 2 * 0.4**0.5, 0.8]
     )
-    free = FLOORED.following(1.0, 1.0, 3, 0.0)
+    free = FLOORED.following(1.0, 1.0, 0.0, 3)
     assert free < 0.9
-    assert FLOORED.following(1.0, 1.0, 3, 0.0, least=0.9) == 0.9
-    assert FLOORED.following(1.0, 1.0, 3, 0.0, least=5.0) == 1.0
-    assert FLOORED.following(1.0, 1.0, 3, 0.0, least=0.01) == free
+    assert FLOORED.following(1.0, 1.0, 0.0, 3, least=0.9) == 0.9
+    assert FLOORED.following(1.0, 1.0, 0.0, 3, least=5.0) == 1.0
+    assert FLOORED.following(1.0, 1.0, 0.0, 3, least=0.01) == free
     assert AdaptiveClipping().least(2.0, 0.0) == FixedClipping(1.0).least(2.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("quantile", "inside", "doubt", "done", "skipped"),
+    [
+        (0.5, 0.8, 0.1, 0.0, True),  # three quarters and two deviations are both exceeded
+        (0.5, 0.7, 0.01, 0.0, False),  # no doubt that too many are inside, but not far too many
+        (0.5, 0.8, 0.2, 0.0, False),  # it may be noise
+        (0.5, 0.8, 0.1, 0.05, False),  # the search is over
+        (0.9, 0.96, 0.01, 0.0, True),
+        (0.9, 0.94, 0.01, 0.0, False),
+    ],
+)
+def test_a_round_is_skipped_only_early_and_where_its_norm_is_clearly_too_long(
+    quantile, inside, doubt, done, skipped
+):
+    clipping = AdaptiveClipping(quantile=quantile)
+    noise = doubt * clipping.indicator(2.0)
+    assert clipping.is_too_long(2.0, inside, noise, done) == skipped
+    assert not clipping.is_too_long(2.0, None, noise, done)
+    assert not FixedClipping(2.0).is_too_long(2.0, inside, noise, done)
+
+
+def test_the_model_waits_while_its_norm_is_far_too_long(tmp_path):
+    """Of 100 rounds five may be skipped, and the log says of which nothing was learned."""
+    people = linear_clients(40, seed=0)
+    plan = PrivacyPlan(
+        sampler=PoissonSampling(rate=0.5),
+        num_clients=40,
+        rounds=100,
+        clip_norm=AdaptiveClipping(start=1e6),
+        noise_multiplier=0.1,
+    )
+    models, rates = [], []
+
+    def seen(line):
+        rates.append(line.server_rate)
+
+    class Seen:
+        def start(self, run):
+            self.run = run
+
+        def __call__(self, line):
+            models.append(self.run.state.params.clone())
+
+    given = {"plan": plan, "local": LocalSGD(epochs=1, learning_rate=0.01)}
+    dpfedls.train(start_model(), people, **given, watch=[Seen(), seen], folder=tmp_path / "run")
+    waited = [torch.equal(a, b) for a, b in itertools.pairwise(models)]
+    assert all(waited[:3])
+    assert not any(waited[5:])
+    assert [rate == 0 for rate in rates[1:]] == waited
+    assert verify(tmp_path / "run")["valid"]
 
 
 def test_a_plan_without_a_floor_is_written_as_it_was():

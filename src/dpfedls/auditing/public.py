@@ -67,10 +67,10 @@ def replayed(world: Watched) -> list[ServerState]:
             done = t / (recipe.plan.rounds - states[-1].asked)
             asked = stall.earlier(recipe, t, votes) is not None
             inside = None if asked else release.inside
+            step = _step(recipe, states[-1])
+            direction, remembered = denoise(denoiser, replace(release, step=step), memory)
             if not _too_long(recipe, norm, inside, done):
-                step = _step(recipe, states[-1])
-                direction, memory = denoise(denoiser, replace(release, step=step), memory)
-                params = params + step * units.outward(direction)
+                memory, params = remembered, params + step * units.outward(direction)
             # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
             weights = recipe.averaging * weights + 1
             average = average.lerp(params, 1 / weights)

@@ -57,8 +57,8 @@ class Measured(Component, frozen=True, tag="measured"):
     sizes: int  # rounds that ask how large values are
     later: int = 0  # rounds of each question after it
     columns: bool = True  # each by itself
-    centre: bool = False  # inputs of a usual size, too
-    scale: bool = False  # of those, too
+    centre: bool = False  # subtract the means of usual inputs, too
+    scale: bool = False  # and divide them by their scales
 
     def __post_init__(self) -> None:
         check_types(self, "standardise.")

@@ -49,8 +49,8 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
         self,
         norm: float,
         inside: float | None,
-        round_: int,
         noise: float,
+        round_: int,
         weights: float = math.inf,
         least: float = 0.0,
     ) -> float:
@@ -133,8 +133,8 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         self,
         norm: float,
         inside: float | None,
-        round_: int,
         noise: float,
+        round_: int,
         weights: float = math.inf,
         least: float = 0.0,
     ) -> float:

@@ -83,8 +83,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server_rate: ServerRate | Literal["auto"] = 1.0  # η_g; "auto": by the noise the model tolerates
     schedule: Schedule = "constant"  # of the server rate; √(1 − t/T) or 1 − t/T: falls to zero
     averaging: float = 0.0
-    # Inputs by the test inputs, true: where their scale is not usual; or by what people answer.
-    standardise: bool | Literal["always"] | Measured = False
+    standardise: bool | Literal["always"] | Measured = False  # by the test inputs; or measured
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # full path of the account whose budget this run shares
     mode: Literal["simulation", "deployed"] = "simulation"
