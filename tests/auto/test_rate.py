@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from dpfedls.auto.by_model import of_usual_inputs
+from dpfedls.auto.choices import plan_for
 from dpfedls.auto.rate import MOST, MOVED, MOVED_FAR, USUAL, Rates, made_up, rates_on
+from dpfedls.people.losses import cross_entropy
 
 
 def linear(inputs: int) -> nn.Linear:
@@ -78,6 +81,8 @@ def test_a_model_whose_outputs_are_no_tensor_has_the_usual_rates():
             return {"scores": self.inner(x)}
 
     assert rates_on(Named(), torch.ones(3, 4)) == Rates(None, 0.05)
+    shown = torch.ones(3, 4), torch.zeros(3)
+    assert of_usual_inputs(plan_for(500, 1.0)[0], Named(), cross_entropy, shown) == "keep"
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])

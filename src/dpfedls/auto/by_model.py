@@ -129,7 +129,7 @@ def of_usual_inputs(plan: PrivacyPlan, model: nn.Module, loss: Loss, test: Sampl
     has_units = rates.noise is None
     if rates.network:
         return "centre" if has_units or at_the_limit(plan) <= PASSES_NOISE else "keep"
-    return "standardise" if has_units and not rates.exponential else "keep"
+    return "standardise" if rates.linear and has_units and not rates.exponential else "keep"
 
 
 def _of_scores(known: _Known, noise: float) -> Fitted:

@@ -42,6 +42,7 @@ class Rates(NamedTuple):
     learning: float
     exponential: bool = False  # whether the loss has an exponential of the outputs
     network: bool = False  # whether the outputs are known not to be linear in the weights
+    linear: bool = False  # or known to be
     convolves: bool = False  # whether weights are used at many positions of an input
 
 
@@ -76,12 +77,13 @@ def rates_on(
     learning = min(usual, STABLE / bends if bends > 0 else math.inf)
     if learning == math.inf:  # squared, of outputs that no weight moves
         learning = LEARNING_RATE
-    noise = _noise(moved) if shape.of_scores else None
+    noise, linear = _noise(moved) if shape.of_scores else None, moved.is_linear
     return Rates(
         noise=noise,
         learning=float(f"{learning:.2g}"),
         exponential=shape.exponential,
-        network=not moved.is_linear,
+        network=not linear,
+        linear=linear,
         convolves=any(isinstance(layer, _CONVOLUTIONS) for layer in model.modules()),
     )
 
