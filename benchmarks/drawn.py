@@ -47,6 +47,7 @@ def table() -> str:
         constant = _constant(task)
         for epsilon in EPSILONS:
             rows = [row for row in kept if (row["task"], row["epsilon"]) == (name, epsilon)]
+            rows = [row for row in rows if row["seed"] == 0]
             alone = [row for row in rows if row["settings"] == AUTOMATIC]
             plans = [row for row in rows if "paper" in row["settings"]]
             if not alone or not plans:

@@ -3,7 +3,7 @@
 Nobody chose them, and nobody chose their targets: tables of 2,000 to 60,000 rows and 5 to 40
 columns, in an order that a seed gives; in each a column that can be predicted, by the same seed. A
 factor becomes columns of 0 and 1, and nothing is scaled. Every other table has people of five rows
-instead of one, every third, where it can, a squared loss; models are linear and MLPs in turn.
+instead of one, every third, where it can, a squared loss; two models are linear, then two MLPs.
 """
 
 from __future__ import annotations

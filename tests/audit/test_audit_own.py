@@ -78,6 +78,12 @@ def test_own_model_people_and_denoiser_are_audited_as_train_would_use_them(tmp_p
     assert digests(folder) == before
 
 
+def test_a_denoiser_that_leaves_nothing_of_a_release_raises_no_alarm():
+    """The model stays as it was, and yet the round had a step: the log says so."""
+    given = arguments(denoiser=lambda release: torch.zeros_like(release.value))
+    assert dpfedls.audit(**given, trials=60)["problems"] == []
+
+
 def test_a_loss_that_carries_one_person_to_the_next_is_found():
     last = torch.ones(())
 

@@ -270,9 +270,26 @@ def test_what_is_asked_and_found_stands_in_the_recipe_and_comes_back(tmp_path):
     assert again.recipe.standardise == result.recipe.standardise
 
 
+def test_a_linear_model_of_targets_with_units_asks_for_means_and_scales_if_it_has_a_bias():
+    def squared(outputs, targets):
+        return (outputs[:, 0] - targets).square()
+
+    clients = [(x, x.sum(1)) for x, _ in people(200)]
+    chosen = {}
+    for bias in (True, False):
+        given = {"model": nn.Linear(6, 1, bias=bias), "clients": clients, "loss": squared}
+        recipe, _, _ = asked(**given, epsilon=8.0)
+        chosen[bias] = recipe.standardise, "in any case" in recipe.chosen["standardise"]
+    assert (chosen[True][0].centre, chosen[True][0].scale, chosen[True][1]) == (True, True, True)
+    assert (chosen[False][0].scale, chosen[False][1]) == (False, False)
+
+
 def test_wrong_wishes_are_refused_in_one_line():
     with pytest.raises(InputError, match=r"standardise\.first must be"):
         Measured(first=0, sizes=1)
+    for usual in ({"centre": True, "later": 0}, {"scale": True, "later": 1, "columns": False}):
+        with pytest.raises(InputError, match="ask for means, of each column"):
+            Measured(first=1, sizes=1, **usual)
     with pytest.raises(InputError, match="first layer"):
         trained(people(20), plan=plan(20), model=nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)))
     with pytest.raises(InputError, match="leaves none to train"):

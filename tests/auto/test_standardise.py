@@ -329,3 +329,14 @@ def test_a_network_learns_from_centred_inputs_where_noise_is_small_or_targets_ha
     else:
         assert not linear.standardise
     assert not asked(model=network(), clients=clients, test=(x, y), epsilon=4.0)[0].standardise
+
+
+def test_rare_columns_beside_wide_ones_are_not_made_large():
+    """A squared error was 20 times a constant's: a rare 1 became 55, and so did its noise."""
+    rng = torch.Generator().manual_seed(0)
+    wide = 4.5 * torch.randn(2000, 2, generator=rng)
+    rare = (torch.rand(2000, 12, generator=rng) < 0.01).float()
+    units = standardised(nn.Linear(14, 1), torch.cat([wide, rare], 1), always=True)
+    assert units is not None
+    assert (units.scale[2:] == 0.25).all()
+    assert torch.allclose(units.scale[:2], torch.full((2,), 4.5), rtol=0.1)

@@ -265,7 +265,8 @@ def test_the_floor_falls_over_the_run_and_never_lengthens_the_norm():
         (0.5, 0.8, 0.1, 0.0, True),  # three quarters and two deviations are both exceeded
         (0.5, 0.7, 0.01, 0.0, False),  # no doubt that too many are inside, but not far too many
         (0.5, 0.8, 0.2, 0.0, False),  # it may be noise
-        (0.5, 0.8, 0.1, 0.05, False),  # the search is over
+        (0.5, 0.8, 0.1, 0.05, True),
+        (0.5, 0.8, 0.1, 0.06, False),  # the search is over
         (0.9, 0.96, 0.01, 0.0, True),
         (0.9, 0.94, 0.01, 0.0, False),
     ],
@@ -309,6 +310,21 @@ def test_the_model_waits_while_its_norm_is_far_too_long(tmp_path):
     assert not any(waited[5:])
     assert [rate == 0 for rate in rates[1:]] == waited
     assert verify(tmp_path / "run")["valid"]
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 19])
+def test_short_plans_skip_nothing(rounds):
+    """A twentieth of so few rounds is none; each is paid for, and of one round no model is left."""
+    plan = PrivacyPlan(
+        sampler=PoissonSampling(rate=0.5),
+        num_clients=40,
+        rounds=rounds,
+        clip_norm=AdaptiveClipping(start=1e6),
+        noise_multiplier=0.1,
+    )
+    given = {"plan": plan, "local": LocalSGD(epochs=1, learning_rate=0.01)}
+    result = dpfedls.train(start_model(), linear_clients(40, seed=0), **given)
+    assert all(line.server_rate > 0 for line in result.history)
 
 
 def test_a_plan_without_a_floor_is_written_as_it_was():

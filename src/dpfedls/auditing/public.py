@@ -64,19 +64,19 @@ def replayed(world: Watched) -> list[ServerState]:
         else:
             # Not by the server's own functions: the audit has to know what was promised.
             t = seen.number - states[-1].asked
-            done = t / (recipe.plan.rounds - states[-1].asked)
             asked = stall.earlier(recipe, t, votes) is not None
             inside = None if asked else release.inside
             step = _step(recipe, states[-1])
             direction, remembered = denoise(denoiser, replace(release, step=step), memory)
-            if not _too_long(recipe, norm, inside, done):
+            rounds = recipe.plan.rounds - states[-1].asked
+            if not _too_long(recipe, norm, inside, (t + 1) / rounds):
                 memory, params = remembered, params + step * units.outward(direction)
             # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
             weights = recipe.averaging * weights + 1
             average = average.lerp(params, 1 / weights)
             own = units.inward(params)
             exceeded = _exceeded(recipe, exceeded, norm, inside)
-            norm = _next_norm(recipe, norm, inside, t, own, exceeded, done)
+            norm = _next_norm(recipe, norm, inside, t, own, exceeded, t / rounds)
             shares, models = [*shares, release.inside], [*models, params]
         before = stall.pace(recipe, votes)
         votes = stall.known(recipe, models, shares)
@@ -227,7 +227,7 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
         if not math.isclose(line["epsilon"], cost, rel_tol=1e-9):
             problems.append("an ε in rounds.jsonl is not that of the rounds so far")
         asked = survey is not None and survey.question(before.survey) is not None
-        waits = asked or torch.equal(before.params, state.params)
+        waits = asked or before.params is state.params
         step = 0.0 if waits else _step(recipe, before)
         if not math.isclose(line["server_rate"], step, rel_tol=1e-9):
             problems.append(
@@ -272,15 +272,10 @@ def _doubt(recipe: Any, norm: float) -> float:
     return plan.noise * clipping.contribution(norm) / weight
 
 
-def _floored(recipe: Any) -> bool:
-    """Whether the clip norm has a floor."""
-    return getattr(recipe.plan.clip_norm, "floor", msgspec.UNSET) is not msgspec.UNSET
-
-
 def _too_long(recipe: Any, norm: float, inside: float | None, done: float) -> bool:
     """Whether, early on, most that should be outside were inside, by two standard deviations."""
     clipping = recipe.plan.clip_norm
-    if not isinstance(clipping, AdaptiveClipping) or inside is None or done >= 0.05:
+    if not isinstance(clipping, AdaptiveClipping) or inside is None or done > 0.05:
         return False
     surplus = inside - clipping.quantile
     return surplus > 0.5 - clipping.quantile / 2 and surplus > 2 * _doubt(recipe, norm)
@@ -289,7 +284,7 @@ def _too_long(recipe: Any, norm: float, inside: float | None, done: float) -> bo
 def _exceeded(recipe: Any, before: float, norm: float, inside: float | None) -> float:
     """The largest norm with fewer updates inside than should be, by two standard deviations."""
     clipping = recipe.plan.clip_norm
-    if not _floored(recipe):
+    if not isinstance(clipping, AdaptiveClipping) or clipping.floor is msgspec.UNSET:
         return before
     missing = inside is not None and inside < clipping.quantile - 2 * _doubt(recipe, norm)
     return max(before, norm) if missing else before

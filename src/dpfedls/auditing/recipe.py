@@ -210,7 +210,8 @@ def _briefly_asking(recipe: Recipe, asks: object) -> Recipe:
     if not isinstance(asks, Measured) or rounds <= _QUESTIONS[0]:
         return recipe
     later = 1 if asks.later and rounds > _QUESTIONS[1] else 0
-    asks = msgspec.structs.replace(asks, first=1, sizes=1, later=later)
+    usual = {name: bool(later and getattr(asks, name)) for name in ("centre", "scale")}
+    asks = msgspec.structs.replace(asks, first=1, sizes=1, later=later, **usual)
     return msgspec.structs.replace(recipe, standardise=asks)
 
 

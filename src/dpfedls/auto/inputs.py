@@ -91,6 +91,8 @@ def measuring(
         return None, f"false: the model's first layer cannot take units in, {_HINT}"
     if not is_fresh(model, units):
         return None, f"false: the model's first layer seems to have learned already, {_HINT}"
+    if units.bias is None:  # means could not be taken in, and without them scales are no help
+        usually = "keep"
     columns, noise = units.mean.numel(), plan.noise_stddev(1.0) / plan.expected_cohort
 
     def rounds(numbers: int, enough: float) -> int:

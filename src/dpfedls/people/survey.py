@@ -65,6 +65,11 @@ class Measured(Component, frozen=True, tag="measured"):
         require_positive("standardise.first", self.first, "one at least asks")
         require_positive("standardise.sizes", self.sizes, "one at least asks how large values are")
         require_not_negative("standardise.later", self.later, "0 asks for sizes alone")
+        if (self.centre or self.scale) and not (self.later and self.columns):
+            raise InputError(
+                "standardise.centre and standardise.scale ask for means, of each column: give "
+                "standardise.later, at least 1, and leave columns = false out"
+            )
 
     def require_room(self, plan: PrivacyPlan) -> None:
         """Refuse a plan that leaves no round to train in, or bounds no answer."""

@@ -23,6 +23,7 @@ from dpfedls.people.samples import as_input
 _FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LARGE, SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
 _ALIKE, _MOST = 10.0, 0.9  # columns of one kind: by how much, and how many of them, reach as far
+_RARE = 0.25  # of the size of what is not zero: the least scale of a usual column
 CONSTANT = 1e-6  # a spread below this share of the column's mean is lost in float32
 SEEN = 2000  # test inputs that are looked at
 
@@ -115,8 +116,11 @@ def standardised(model: nn.Module, inputs: Any, always: bool = False) -> Standar
         channels = values.transpose(0, 1).flatten(1).T  # one column each
         values = channels.reshape(-1, values.shape[1], *[1] * (values.dim() - 2))
     mean = values.mean(0) if units.bias is not None else torch.zeros_like(values[0])
-    kept = is_usual(inputs) and not always
-    scale = units.scale if kept else _scale(mean, values - mean)
+    usual = is_usual(inputs)
+    scale = units.scale if usual and not always else _scale(mean, values - mean)
+    if usual and always:  # what is rare is not made large
+        there = (values != 0).sum(0).clamp(min=1)
+        scale = scale.maximum(_RARE * (values.square().sum(0) / there).sqrt())
     return replace(units, mean=mean.float(), scale=scale.float())
 
 

@@ -71,7 +71,7 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
     def is_too_long(self, norm: float, inside: float | None, noise: float, done: float) -> bool:
         """Whether a release of that norm is mostly noise, since the norm is still on its way down.
 
-        ``done`` is the share of the rounds that is over.
+        ``done`` is the share of the rounds that is over, this one included.
         """
         return False
 
@@ -163,7 +163,7 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         return max(before, norm) if clearly else before
 
     def is_too_long(self, norm: float, inside: float | None, noise: float, done: float) -> bool:
-        if inside is None or done >= _SEARCH:
+        if inside is None or done > _SEARCH:
             return False
         doubt = 2 * self._doubt(norm, noise)
         return inside > self.quantile + max(doubt, (1 - self.quantile) / 2)

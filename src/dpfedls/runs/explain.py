@@ -145,7 +145,9 @@ def _known(path: list[str], values: Any, kind: inspect.Type) -> list[str]:
                 return [_OWN if t.tag == "own" else str(t.tag) for t in structs]
             words = [t for t in options if isinstance(t, inspect.LiteralType)]
             if words and not isinstance(values, dict):
-                return [*map(str, words[0].values), _WORDS["float"], _WORDS["object"]]
+                others = ((inspect.BoolType, "bool"), (inspect.FloatType, "float"))
+                named = [_WORDS[w] for t in options for kind, w in others if isinstance(t, kind)]
+                return [*map(str, words[0].values), *named, _WORDS["object"]]
             named = values.get("kind") if isinstance(values, dict) else None
             kind = next((t for t in structs if t.tag in (named, None)), options[0])
         if isinstance(kind, inspect.StructType) and part:
