@@ -229,6 +229,7 @@ load("finished", net)
 def place(dpfedls, tmp_path, monkeypatch):
     """A folder with a finished run, an unfinished one, and files that are something else."""
     monkeypatch.delenv("DPFEDLS_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # not that of whoever tests
     recipe = recipes.read("synthetic", ["plan.num_clients=60", "plan.rounds=1"])
     simulate.start(recipe, tmp_path / "finished")
     (tmp_path / "unfinished").mkdir()
