@@ -86,6 +86,8 @@ def main() -> None:
     asked = parser.parse_args()
     foreign.TASKS.clear()
     foreign.TASKS.update(drawn_tasks.tasks())
+    if unknown := set(asked.tables) - foreign.TASKS.keys():
+        parser.error(f"unknown tables {sorted(unknown)}; known are {', '.join(foreign.TASKS)}")
     for name in (asked.tables or foreign.TASKS) if asked.what == "run" else ():
         for epsilon in asked.epsilon or EPSILONS:
             run(name, epsilon, asked.seeds)

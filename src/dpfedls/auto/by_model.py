@@ -200,6 +200,7 @@ def _floored(known: _Known) -> AdaptiveClipping | None:
 
 
 def _heard(known: _Known) -> dict[str, str]:
+    """Why the clip norm has a floor."""
     share = 0.5 if known.adapts is None else known.adapts.quantile
     length = "the median length of the updates"
     if share != 0.5:

@@ -100,18 +100,16 @@ def measuring(
 
     first = rounds(1, _CLEAR_FIRST)
     each, together = rounds(columns, _CLEAR), rounds(1, _CLEAR_TOGETHER)
-    said = f"rounds at first that ask, with noise, whether inputs are around 1: {first}; if not, "
+    scale = usually == "standardise"
+    said = f"rounds at first that ask, with noise, whether inputs are around 1: {first}; "
+    then = "in any case, for a linear model of targets with units" if scale else "if not"
     if first <= _FIRST * plan.rounds and each <= _SIZES * plan.rounds:
         later = max(1, min(rounds(columns, _CLEAR_LATER), int(_LATER * plan.rounds)))
-        said += f"up to {each + 4 * later} more ask for mean and scale of each column; {_TAKES}"
-        if usually == "standardise":
-            said = said.replace(
-                "if not, ", "in any case, for a linear model of targets with units, "
-            )
-        centre, scale = usually != "keep", usually == "standardise"
-        return Measured(first=first, sizes=each, later=later, centre=centre, scale=scale), said
+        said += f"{then}, up to {each + 4 * later} more ask for mean and scale of each column"
+        usual = {"centre": usually != "keep", "scale": scale}
+        return Measured(first=first, sizes=each, later=later, **usual), f"{said}; {_TAKES}"
     if first <= _FIRST * plan.rounds and together <= _SIZES * plan.rounds:
-        said += f"{together} more ask for one scale of all {columns} columns; {_TAKES}"
+        said += f"if not, {together} more ask for one scale of all {columns} columns; {_TAKES}"
         return Measured(first=first, sizes=together, columns=False), said
     return None, f"false: there is too much noise to ask for units, {_HINT}"
 
