@@ -88,11 +88,16 @@ def _calibrated(task: str, epsilon: float, settings: str) -> recipes.Recipe:
     return recipe_of(task, epsilon, json.loads(settings))
 
 
-def trained(task: str, epsilon: float, settings: Settings, seed: int) -> dict[str, Any]:
+def trained(
+    task: str, epsilon: float, settings: Settings, seed: int, device: str
+) -> dict[str, Any]:
     """One run: accuracy on the validation samples for the search, on the test samples after it."""
-    recipe = replace(_calibrated(task, epsilon, json.dumps(settings)), seed=seed)
+    recipe = replace(_calibrated(task, epsilon, json.dumps(settings)), seed=seed, device=device)
     made = make_task(recipe.task, recipe.plan.num_clients, SeededStreams(seed))
     recipe = ready(recipe, made)  # ε alone is given the test inputs, as in the other tables
+    # A task trains in the precision of its recipe, whoever chooses the rest.
+    precision = beyond_rows.paper(task, epsilon, 0.0).local.precision
+    recipe = replace(recipe, local=replace(recipe.local, precision=precision))
     if seed < FRESH and made.validation is not None:
         made = changed(made, test=made.validation)
     start = time.process_time()
@@ -106,14 +111,14 @@ def _kept() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def score(task: str, epsilon: float, settings: Settings, seeds: range) -> float:
+def score(task: str, epsilon: float, settings: Settings, seeds: range, device: str) -> float:
     """The mean over seeds, of runs that were kept or are made now."""
     found = []
     for seed in seeds:
         key = {"task": task, "epsilon": epsilon, "settings": settings, "seed": seed}
         row = next((row for row in _kept() if all(row[k] == v for k, v in key.items())), None)
         if row is None:
-            row = trained(task, epsilon, settings, seed)
+            row = trained(task, epsilon, settings, seed, device)
             with RESULTS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), file=sys.stderr, flush=True)
@@ -121,7 +126,7 @@ def score(task: str, epsilon: float, settings: Settings, seeds: range) -> float:
     return statistics.mean(found)
 
 
-def search(task: str, epsilon: float, seeds: range, most: int) -> None:
+def search(task: str, epsilon: float, seeds: range, most: int, device: str) -> None:
     """From each start, one setting after another, until none helps or so many were tried."""
     for start in STARTS:
         best, last = start | REST, None
@@ -132,7 +137,7 @@ def search(task: str, epsilon: float, seeds: range, most: int) -> None:
                     return
                 near = [values.index(best[key]) + step for step in (-1, 0, 1)]
                 tried = [best | {key: values[k]} for k in near if 0 <= k < len(values)]
-                best = max(tried, key=lambda s: score(task, epsilon, s, seeds))
+                best = max(tried, key=lambda s: score(task, epsilon, s, seeds, device))
 
 
 def best_of(task: str, epsilon: float, count: int) -> list[Settings]:
@@ -187,11 +192,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--best", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     if asked.task != "table":
-        search(asked.task, asked.epsilon, range(asked.search_seeds), asked.trials)
-        for settings in (ALONE, *best_of(asked.task, asked.epsilon, asked.best)):
-            score(asked.task, asked.epsilon, settings, range(FRESH, FRESH + asked.seeds))
+        what = asked.task, asked.epsilon
+        search(*what, range(asked.search_seeds), asked.trials, asked.device)
+        for settings in (ALONE, *best_of(*what, asked.best)):
+            score(*what, settings, range(FRESH, FRESH + asked.seeds), asked.device)
     print(table())
 
 
