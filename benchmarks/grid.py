@@ -6,7 +6,8 @@
 The search begins at two settings and changes one after another as long as that helps. It chooses by
 the validation samples, or where a task has none by the test samples of seeds that are not shown.
 The best few are run again with other seeds, on test samples, and so is ε alone: no luck is counted.
-Every run is a line of docs/results/grid.jsonl: stop it and go on at will.
+Every run is a line of docs/results/grid.jsonl: stop it and go on at will. With --jobs N so many
+runs are made at a time, on a GPU say; the search then tries all neighbours of a point first.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import json
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace as changed
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import beyond_rows
 from msgspec.structs import replace
@@ -111,39 +115,73 @@ def _kept() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def score(task: str, epsilon: float, settings: Settings, seeds: range, device: str) -> float:
-    """The mean over seeds, of runs that were kept or are made now."""
-    found = []
-    for seed in seeds:
-        key = {"task": task, "epsilon": epsilon, "settings": settings, "seed": seed}
-        row = next((row for row in _kept() if all(row[k] == v for k, v in key.items())), None)
-        if row is None:
-            row = trained(task, epsilon, settings, seed, device)
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps(row), file=sys.stderr, flush=True)
-        found.append(row["accuracy"])
-    return statistics.mean(found)
+class Place(NamedTuple):
+    """Where the search is, and on what it runs."""
+
+    task: str
+    epsilon: float
+    device: str
+    jobs: int
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All runs that were kept."""
+        return [r for r in _kept() if (r["task"], r["epsilon"]) == (self.task, self.epsilon)]
+
+    def make(self, tried: list[Settings], seeds: range) -> None:
+        """Make what is missing of these settings with these seeds, so many at a time."""
+        made = [(row["settings"], row["seed"]) for row in self.rows()]
+        missing = [pair for pair in product(tried, seeds) if pair not in made]
+        if self.jobs == 1:
+            for settings, seed in missing:
+                _keep(trained(self.task, self.epsilon, settings, seed, self.device))
+        elif missing:
+            with ProcessPoolExecutor(self.jobs, get_context("spawn")) as pool:
+                runs = [
+                    pool.submit(trained, self.task, self.epsilon, *pair, self.device)
+                    for pair in missing
+                ]
+                for run in as_completed(runs):
+                    _keep(run.result())
+
+    def score(self, settings: Settings, seeds: range) -> float:
+        """The mean over seeds, of runs that were kept."""
+        rows = [r for r in self.rows() if r["settings"] == settings and r["seed"] in seeds]
+        return statistics.mean(row["accuracy"] for row in rows)
 
 
-def search(task: str, epsilon: float, seeds: range, most: int, device: str) -> None:
+def _keep(row: dict[str, Any]) -> None:
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row), file=sys.stderr, flush=True)
+
+
+def search(place: Place, seeds: range, most: int) -> None:
     """From each start, one setting after another, until none helps or so many were tried."""
     for start in STARTS:
         best, last = start | REST, None
         while best != last:
             last = best
-            for key, values in GRID.items():
-                if len(best_of(task, epsilon, most)) >= most:
+            if place.jobs > 1:
+                all_near = [settings for key in GRID for settings in _near(best, key)]
+                place.make([s for k, s in enumerate(all_near) if s not in all_near[:k]], seeds)
+            for key in GRID:
+                if len(best_of(place, most)) >= most:
                     return
-                near = [values.index(best[key]) + step for step in (-1, 0, 1)]
-                tried = [best | {key: values[k]} for k in near if 0 <= k < len(values)]
-                best = max(tried, key=lambda s: score(task, epsilon, s, seeds, device))
+                tried = _near(best, key)
+                place.make(tried, seeds)
+                best = max(tried, key=lambda s: place.score(s, seeds))
 
 
-def best_of(task: str, epsilon: float, count: int) -> list[Settings]:
+def _near(best: Settings, key: str) -> list[Settings]:
+    """These settings, and those with the next smaller and the next larger value of one."""
+    values = GRID[key]
+    places = [values.index(best[key]) + step for step in (-1, 0, 1)]
+    return [best | {key: values[k]} for k in places if 0 <= k < len(values)]
+
+
+def best_of(place: Place, count: int) -> list[Settings]:
     """The settings that the search liked best."""
-    rows = [r for r in _kept() if (r["task"], r["epsilon"]) == (task, epsilon)]
-    rows = [row for row in rows if row["seed"] < FRESH and row["settings"] != ALONE]
+    rows = [r for r in place.rows() if r["seed"] < FRESH and r["settings"] != ALONE]
     names = {json.dumps(row["settings"]): row["settings"] for row in rows}
     means = {
         name: statistics.mean(r["accuracy"] for r in rows if r["settings"] == settings)
@@ -193,12 +231,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--best", type=int, default=5)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
     if asked.task != "table":
-        what = asked.task, asked.epsilon
-        search(*what, range(asked.search_seeds), asked.trials, asked.device)
-        for settings in (ALONE, *best_of(*what, asked.best)):
-            score(*what, settings, range(FRESH, FRESH + asked.seeds), asked.device)
+        place = Place(asked.task, asked.epsilon, asked.device, asked.jobs)
+        search(place, range(asked.search_seeds), asked.trials)
+        shown = range(FRESH, FRESH + asked.seeds)
+        place.make([ALONE, *best_of(place, asked.best)], shown)
     print(table())
 
 
