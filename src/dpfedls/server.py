@@ -126,7 +126,7 @@ class Server:
         t, rounds = t - state.asked, plan.rounds - state.asked  # that train
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * units.outward(direction)
-        if plan.clipping.is_too_long(*known, (t + 1) / rounds):
+        if plan.clipping.waits(*known, (t + 1) / rounds):
             params, memory = state.params, state.memory
         average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
         votes = following(state.votes, plan, t, release.inside, params)

@@ -71,7 +71,7 @@ def skipped_by_the_raw_count(patch):
         made, clipping = real(self, state, total, noise, nonce), self.plan.clipping
         weight = clipping.indicator(state.clip_norm) * self.plan.expected_cohort
         raw = clipping.quantile + float(total[-1]) / weight
-        if not clipping.is_too_long(state.clip_norm, raw, 0.0, 0.0):
+        if not clipping.waits(state.clip_norm, raw, 0.0, 0.0):
             return made
         return replace(made, params=state.params, average=state.average, memory=state.memory)
 

@@ -69,7 +69,7 @@ def replayed(world: Watched) -> list[ServerState]:
             step = _step(recipe, states[-1])
             direction, remembered = denoise(denoiser, replace(release, step=step), memory)
             rounds = recipe.plan.rounds - states[-1].asked
-            if not _too_long(recipe, norm, inside, (t + 1) / rounds):
+            if not _waits(recipe, norm, inside, (t + 1) / rounds):
                 memory, params = remembered, params + step * units.outward(direction)
             # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
             weights = recipe.averaging * weights + 1
@@ -272,13 +272,17 @@ def _doubt(recipe: Any, norm: float) -> float:
     return plan.noise * clipping.contribution(norm) / weight
 
 
-def _too_long(recipe: Any, norm: float, inside: float | None, done: float) -> bool:
-    """Whether, early on, most that should be outside were inside, by two standard deviations."""
+def _waits(recipe: Any, norm: float, inside: float | None, done: float) -> bool:
+    """Whether nothing is learned, early on: the floor is looked for, with little noise.
+
+    Or with more, but most that should be outside were inside, by two standard deviations.
+    """
     clipping = recipe.plan.clip_norm
     if not isinstance(clipping, AdaptiveClipping) or inside is None or done > 0.05:
         return False
-    surplus = inside - clipping.quantile
-    return surplus > 0.5 - clipping.quantile / 2 and surplus > 2 * _doubt(recipe, norm)
+    surplus, doubt = inside - clipping.quantile, _doubt(recipe, norm)
+    looked_for = clipping.floor is not msgspec.UNSET and doubt <= 0.05
+    return looked_for or (surplus > 0.5 - clipping.quantile / 2 and surplus > 2 * doubt)
 
 
 def _exceeded(recipe: Any, before: float, norm: float, inside: float | None) -> float:

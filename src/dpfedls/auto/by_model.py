@@ -48,8 +48,10 @@ CLIP_FEW, CLIP_SOME, ENOUGH_RATE, SHORT = 0.95, 0.8, 1.0, 0.004
 # one longer, and the norm follows. A linear model has no such limit, and prices ask for long ones.
 OF_WEIGHTS, MORE = 0.5, 4 / 3
 # Where one class is frequent the norm falls a hundredfold in ten rounds, elsewhere to a half over a
-# whole run: so what it may lose, it may lose slowly.
-FLOOR = 0.4
+# whole run: so what it may lose, it may lose slowly. With little noise a long norm costs little, so
+# it loses less. Convolutions begin with long updates, and lose half a point to two where their norm
+# may not follow.
+FLOOR, FLOOR_OF_PASSES, FLOOR_OF_CONVOLUTIONS = 0.4, 0.7, 0.1
 
 ALL = LOCAL_FIELDS | {"server_rate"}  # what may be left to us
 
@@ -156,9 +158,10 @@ def _of_scores(known: _Known, noise: float) -> Fitted:
         local["learning_rate"] = steps = known.rates.learning / SHORTER
         length = f"1/{SHORTER:g} of steps that the model tolerates on {known.source}"
         why |= _learning(steps, f"{length}, and a larger server rate: noise is little")
-    why |= _server(said, most) | _votes(shorten) | _heard(known)
+    floor = FLOOR_OF_CONVOLUTIONS if convolves else FLOOR
+    why |= _server(said, most) | _votes(shorten) | _heard(known, floor)
     local["shorten"] = shorten
-    return Fitted(NoiseRate(noise=noise, at_most=most), local, _floored(known), why)
+    return Fitted(NoiseRate(noise=noise, at_most=most), local, _floored(known, floor), why)
 
 
 def _one_pass(known: _Known, server: NoiseRate, noise: str) -> Fitted:
@@ -173,8 +176,10 @@ def _one_pass(known: _Known, server: NoiseRate, noise: str) -> Fitted:
         "local.retry_step": "none: a short pass does not overshoot",
     }
     local |= {"retry_step": None, "shorten": None}
-    why |= _server(noise, server.at_most) | _learning(steps, length) | _votes(None) | _heard(known)
-    return Fitted(server, local, _floored(known), why)
+    floor = FLOOR_OF_CONVOLUTIONS if known.rates.convolves else FLOOR_OF_PASSES
+    why |= _server(noise, server.at_most) | _learning(steps, length) | _votes(None)
+    why |= _heard(known, floor)
+    return Fitted(server, local, _floored(known, floor), why)
 
 
 def _few_passes(known: _Known, server: NoiseRate, noise: str) -> Fitted:
@@ -190,23 +195,23 @@ def _few_passes(known: _Known, server: NoiseRate, noise: str) -> Fitted:
         "local.overshoot": f"{OVERSHOOT:g}: a client whose first step would take away so "
         "many times its loss has inputs in large units, and trains again with shorter steps",
     }
-    why |= _server(noise, server.at_most) | _votes(SHORTEST) | _heard(known)
-    return Fitted(server, local, _floored(known), why)
+    why |= _server(noise, server.at_most) | _votes(SHORTEST) | _heard(known, FLOOR_OF_PASSES)
+    return Fitted(server, local, _floored(known, FLOOR_OF_PASSES), why)
 
 
-def _floored(known: _Known) -> AdaptiveClipping | None:
+def _floored(known: _Known, floor: float) -> AdaptiveClipping | None:
     """A clip norm that does not follow the updates of a frequent class to nothing."""
-    return None if known.adapts is None else replace(known.adapts, floor=FLOOR)
+    return None if known.adapts is None else replace(known.adapts, floor=floor)
 
 
-def _heard(known: _Known) -> dict[str, str]:
+def _heard(known: _Known, floor: float) -> dict[str, str]:
     """Why the clip norm has a floor."""
     share = 0.5 if known.adapts is None else known.adapts.quantile
     length = "the median length of the updates"
     if share != 0.5:
         length = f"a length that {share:.0%} of the updates do not reach"
-    floor = f"but falls slowly, to {FLOOR:.0%} of what most updates once exceeded at the lowest"
-    said = f"follows {length}, {floor}, so that rare classes count; 1 % more noise pays for it"
+    falls = f"but falls slowly, to {floor:.0%} of what most updates once exceeded at the lowest"
+    said = f"follows {length}, {falls}, so that rare classes count; 1 % more noise pays for it"
     return {"plan.clip_norm": said}
 
 
@@ -226,9 +231,12 @@ def _with_units(known: _Known) -> Fitted:
     local, usual = _usual(known)
     why |= _server(f"{noise:g} clip norms in the whole run", most) | usual
     # After a stall the server's steps would be 16 times as long, and the norm grows back in time:
-    # 200 people at ε = 8 ended at a loss of 1e7. Elsewhere votes changed nothing.
-    why["local.shorten"] = "none: where the loss has units, longer server steps may diverge"
-    return Fitted(server, local | {"shorten": None}, clip_norm, why)
+    # by a squared error 200 people at ε = 8 ended at a loss of 1e7. Slopes that are bounded do not.
+    shorten = SHORTEST if known.rates.bounded else None
+    why |= _votes(SHORTEST)
+    if shorten is None:
+        why["local.shorten"] = "none: where slopes grow, longer server steps may diverge"
+    return Fitted(server, local | {"shorten": shorten}, clip_norm, why)
 
 
 def _with_exponential(known: _Known) -> Fitted:

@@ -24,10 +24,11 @@ from dpfedls.privacy.plan import PrivacyPlan
 _LEARNED, _TRIED = 0.9, 1000
 _FEWEST, _CENTRED = 10, 0.1
 _ALIKE, _FEW_UNITS, _ORDER, _NUMBERS = 10.0, 8, 1.02, 2 * 10**6  # of random weights
-# The most rounds that ask, as a share of all: whether units are usual; for sizes of each column, or
-# of all together; for each question after it. And the noise that is small enough: in the share
+# The most rounds that ask, as a share of all: whether units are usual; for sizes of each column, of
+# each of many, which are mostly alike, or of all together; for each question after it. And the noise that is small enough: in the share
 # of people, in the shares of a column's values, of all columns' together, in means and distances.
 _FIRST, _SIZES, _LATER = 0.05, 0.2, 0.05
+_MANY, _SIZES_OF_MANY = 64, 0.05
 _CLEAR_FIRST, _CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.12, 0.075, 0.025, 0.1
 _HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
 
@@ -103,7 +104,8 @@ def measuring(
     scale = usually == "standardise"
     said = f"rounds at first that ask, with noise, whether inputs are around 1: {first}; "
     then = "in any case, for a linear model of targets with units" if scale else "if not"
-    if first <= _FIRST * plan.rounds and each <= _SIZES * plan.rounds:
+    most = _SIZES_OF_MANY if columns > _MANY else _SIZES
+    if first <= _FIRST * plan.rounds and each <= most * plan.rounds:
         later = max(1, min(rounds(columns, _CLEAR_LATER), int(_LATER * plan.rounds)))
         said += f"{then}, up to {each + 4 * later} more ask for mean and scale of each column"
         usual = {"centre": usually != "keep", "scale": scale}

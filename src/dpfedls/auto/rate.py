@@ -44,6 +44,7 @@ class Rates(NamedTuple):
     network: bool = False  # whether the outputs are known not to be linear in the weights
     linear: bool = False  # or known to be
     convolves: bool = False  # whether weights are used at many positions of an input
+    bounded: bool = False  # whether the loss of an output grows no faster far away
 
 
 def rates_on(
@@ -85,6 +86,7 @@ def rates_on(
         network=not linear,
         linear=linear,
         convolves=any(isinstance(layer, _CONVOLUTIONS) for layer in model.modules()),
+        bounded=shape.bounded,
     )
 
 
@@ -95,6 +97,7 @@ class _Shape(NamedTuple):
     usual: float  # the learning rate for slopes as long as its own
     of_scores: bool  # whether it is bounded and flat downhill, or linear: more is never wrong
     exponential: bool = False
+    bounded: bool = False  # whether its slopes are no longer far away than here
 
 
 def _shape(outputs: Tensor, loss: Loss, targets: Tensor | None) -> _Shape:
@@ -111,7 +114,22 @@ def _shape(outputs: Tensor, loss: Loss, targets: Tensor | None) -> _Shape:
     if found is _UNKNOWN:  # such as the logarithm of a probability that has become 0
         nearer = _shape_at(made_up, shape, loss, _LESS_FAR)
         found = nearer if nearer is not None and nearer.usual < math.inf else _UNKNOWN
-    return found or _UNKNOWN
+    return _over_classes(found or _UNKNOWN, made_up, shape, loss)
+
+
+def _over_classes(first: _Shape, zeros: Tensor, outputs_like: torch.Size, loss: Loss) -> _Shape:
+    """Of class labels the mean over classes: a loss may count the rare ones many times."""
+    labels = zeros.dim() == 1 and not zeros.is_floating_point() and len(outputs_like) == 2
+    if not labels or not first.of_scores or bool(zeros.any()):
+        return first
+    classes = torch.linspace(1, outputs_like[1] - 1, min(outputs_like[1] - 1, _CLASSES)).long()
+    found = [_shape_at(zeros + k, outputs_like, loss, _FAR) for k in classes]
+    if any(shape is None or not shape.of_scores for shape in found):  # other labels than classes
+        return first
+    shapes = [first, *(shape for shape in found if shape is not None)]
+    steepest = sum(LEARNING_RATE / shape.usual for shape in shapes) / len(shapes)
+    bends = max(shape.bends for shape in shapes)
+    return first._replace(bends=bends, usual=LEARNING_RATE / steepest)
 
 
 def _shape_at(
@@ -150,7 +168,8 @@ def _shape_at(
     if changed > 1.5 * float((half - here).norm()):
         return _Shape(summed / distance, math.inf, False)
     # Slopes that stay as they are from here on are still so at the larger distance.
-    return _Shape(summed / _FAR, LEARNING_RATE / most, changed == 0 or longest(down) < 0.3 * most)
+    of_scores = changed == 0 or longest(down) < 0.3 * most
+    return _Shape(summed / _FAR, LEARNING_RATE / most, of_scores, bounded=True)
 
 
 def _noise(moved: _Moved) -> float:
@@ -265,7 +284,7 @@ def _where(moved: _Moved, target: float, low: float, high: float) -> float:
 
 
 _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
-_INPUTS, _DRAWS, _LITTLE = 64, 2, 1e-4
+_INPUTS, _DRAWS, _LITTLE, _CLASSES = 64, 2, 1e-4, 100
 _FAR, _LESS_FAR = 200.0, 20.0
 _CROSS_ENTROPY = _Shape(1 / _FAR, LEARNING_RATE, True)  # each slope is between -1 and 1
 _UNKNOWN = _Shape(2.0, LEARNING_RATE, False)  # as if it were squared

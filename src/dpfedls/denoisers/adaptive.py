@@ -32,30 +32,35 @@ class AdaptiveSmoothing(Component, frozen=True, tag="adaptive-laplacian"):
     """
 
     def start(self, layout: Layout) -> Memory:
-        return {"total": torch.zeros(layout.dim), "smoothed": torch.zeros(layout.dim)}
+        return {
+            "total": torch.zeros(layout.dim),
+            "smoothed": torch.zeros(layout.dim),
+            "noise": torch.zeros(1),  # its variance in each weight of the total
+        }
 
     def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
         total = memory["total"] + release.step * release.value
+        noise = memory["noise"] + (release.step * release.noise_stddev) ** 2
         tensors = release.layout.split(total).values()
-        smoothed = torch.cat([smooth_axes(tensor).reshape(-1) for tensor in tensors])
+        smoothed = torch.cat([smooth_axes(t, float(noise)).reshape(-1) for t in tensors])
         direction = (smoothed - memory["smoothed"]) / release.step
-        return direction, {"total": total, "smoothed": smoothed}
+        return direction, {"total": total, "smoothed": smoothed, "noise": noise}
 
 
-def smooth_axes(tensor: Tensor) -> Tensor:
+def smooth_axes(tensor: Tensor, noise: float = math.inf) -> Tensor:
     """The tensor, smoothed along each axis by the strength that its neighbours ask for.
 
     Not along the first: it counts units, classes or words, whose order means nothing, and classes
     that happen to be alike, as letters are in an alphabet, must stay apart.
     """
-    strengths = {axis: strength_along(tensor, axis) for axis in range(1, tensor.dim())}
+    strengths = {axis: strength_along(tensor, axis, noise) for axis in range(1, tensor.dim())}
     for axis, strength in strengths.items():
         if strength > 0:
             tensor = smooth_path(tensor, strength, axis) * _longer_step(strength)
     return tensor
 
 
-def strength_along(tensor: Tensor, axis: int) -> float:
+def strength_along(tensor: Tensor, axis: int, noise: float = math.inf) -> float:
     """ρ ÷ (1 − ρ)², where ρ is by how much products of neighbours fall with each place further.
 
     The ratio does without the variance, to which noise adds. What all entries of a row have in
@@ -75,7 +80,11 @@ def strength_along(tensor: Tensor, axis: int) -> float:
     # after another: likeness counts as far as it only falls (as in Geyer 1992).
     near = list(itertools.accumulate(near, lambda last, new: max(0.0, min(last, new))))
     alike = min(sum(near[1:]) / sum(near[:-1]), _MOST_ALIKE)
-    return alike / (1 - alike) ** 2
+    if alike == 0:
+        return 0.0
+    pairs = rows.numel() // size * (size - 1)
+    signal = near[0] / pairs / alike  # variance, by the products of neighbours
+    return alike / (_BIAS * (1 - alike**2) * signal / noise + (1 - alike) ** 2)
 
 
 def smooth_path(tensor: Tensor, strength: float, axis: int) -> Tensor:
@@ -100,4 +109,5 @@ def _longer_step(strength: float) -> float:
 _LEAST_ENTRIES = 8  # in fewer there is nothing to be learned about neighbours
 _NEAR = 4  # neighbours on each side that are compared
 _BEYOND_CHANCE = 3.5
-_MOST_ALIKE = 0.7  # where noise is as little as it may be, a stronger filter costs more than noise
+_MOST_ALIKE = 0.7  # a stronger filter costs more than noise
+_BIAS = 8.0  # how much more the signal that is lost counts: noise averages out, and it does not

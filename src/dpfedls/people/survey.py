@@ -35,7 +35,6 @@ _ABOVE = 9  # the first bin of values that are not usual, from 16 on
 _MOST = 100  # of a person's samples: more would cost time and hardly change the answer
 _ALIKE = 10.0  # by how much columns of one kind differ in size
 _REACH = 2.0  # the middle is looked for so many sizes around
-_TINY = 0.02  # embeddings of norm 1 have columns of 0.1, and are better left alone
 _LEAST_THERE, _LEAST_SPREAD = 0.1, 1e-3
 _RARE = 0.125  # of the reach, that is a quarter of the size: the least scale of usual columns
 _NEAR = 0.25  # of the reach: a column whose values are nearer together is looked at again
@@ -115,8 +114,9 @@ class Question:
             values = values.transpose(0, 1).flatten(1).T
         values = values.reshape(-1, self.columns)
         if self.kind == "largest":
-            large, small = extent(values)  # not both: the second is never below the first
-            said = [large > LARGE, small < _TINY, large <= LARGE and small >= _TINY]
+            largest, typical = extent(values)
+            said = [largest > LARGE, largest <= LARGE and typical < SMALL]
+            said = [*said, not any(said)]
             return torch.tensor(said, device=values.device).double()
         if self.kind == "size":
             values = values.reshape(-1, 1) if self.together else values
@@ -241,7 +241,9 @@ class Survey:
         each, sure = each.expand(self._width), sure.expand(self._width)
         sure_of = {"reach": _REACH * each, "asked": sure}
         centre = self._may_centre and bool(sure.any())
-        usual, at = bool(known["usual"]) or SMALL <= largest <= LARGE, _CENTRE
+        typical = math.hypot(*known_sizes) / math.sqrt(max(1, len(known_sizes)))
+        unusual = largest > LARGE or (known_sizes and typical < SMALL)
+        usual, at = bool(known["usual"]) or not unusual, _CENTRE
         sure_of["usual"] = torch.ones(1) * usual
         # Rare columns that are as large as the others, pixels say: of one kind, with one scale.
         one_kind = rest is not None and float(each.max() / each.min()) <= _ALIKE

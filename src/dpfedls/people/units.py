@@ -21,7 +21,7 @@ from dpfedls.parameters import Coordinates, Layout, Vector
 from dpfedls.people.samples import as_input
 
 _FIRST = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-LARGE, SMALL = 5.0, 0.2  # root mean squares of a column between which a scale is usual
+LARGE, SMALL = 5.0, 0.2  # the largest column's root mean square, and that of all, if usual
 _ALIKE, _MOST = 10.0, 0.9  # columns of one kind: by how much, and how many of them, reach as far
 _RARE = 0.25  # of the size of what is not zero: the least scale of a usual column
 CONSTANT = 1e-6  # a spread below this share of the column's mean is lost in float32
@@ -142,15 +142,18 @@ def unmeasured(model: nn.Module, like: Any) -> Standardised | None:
 
 
 def is_usual(inputs: Tensor) -> bool:
-    """Whether the largest column is around 1; zeros, of which sparse inputs are full, are none."""
-    large, small = extent(as_input(inputs[:SEEN]).cpu().double())
-    return large <= LARGE and small >= SMALL
+    """Whether no column is far above 1 and not all together far below, as embeddings may be."""
+    largest, typical = extent(as_input(inputs[:SEEN]).cpu().double())
+    return largest <= LARGE and typical >= SMALL
 
 
 def extent(values: Tensor) -> tuple[float, float]:
-    """The largest root mean square of a column; and that over what is not zero."""
-    squares, there = values.square().sum(0), (values != 0).sum(0).clamp(min=1)
-    return float((squares / len(values)).max().sqrt()), float((squares / there).max().sqrt())
+    """The largest root mean square of a column, and that of all values which are not zero.
+
+    Of zeros sparse inputs are full.
+    """
+    squares, there = values.square().sum(0), (values != 0).sum().clamp(min=1)
+    return float((squares / len(values)).max().sqrt()), float((squares.sum() / there).sqrt())
 
 
 def folded(model: nn.Module, units: AsGiven) -> nn.Module:

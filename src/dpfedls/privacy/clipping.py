@@ -68,8 +68,8 @@ class FixedClipping(Component, frozen=True, tag="fixed"):
         """The largest norm that too many updates were seen to exceed, up to this round."""
         return before
 
-    def is_too_long(self, norm: float, inside: float | None, noise: float, done: float) -> bool:
-        """Whether a release of that norm is mostly noise, since the norm is still on its way down.
+    def waits(self, norm: float, inside: float | None, noise: float, done: float) -> bool:
+        """Whether the model stays as it was after a release of that norm: it is not found yet.
 
         ``done`` is the share of the rounds that is over, this one included.
         """
@@ -89,7 +89,9 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     In the first twentieth of the rounds the model stays as it was after a round in which far too
     many updates were inside, at 0.5 more than three quarters, and by two standard deviations of the
     noise: what was released is mostly noise, and before the norm is found the model should not
-    learn who is frequent.
+    learn who is frequent. Where there is a floor and the share has a noise of 0.05 at most, it
+    stays as it was in all of these rounds: so the floor hangs on updates of people of whom nobody
+    is recognised yet.
     With ``of_weights`` the norm is at most that share of the length of the model's weights, or its
     start if that is more: where a loss has the units of its targets, a long update of a network
     makes the next one longer, and the norm would follow without end.
@@ -162,11 +164,13 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         clearly = inside + 2 * self._doubt(norm, noise) < self.quantile
         return max(before, norm) if clearly else before
 
-    def is_too_long(self, norm: float, inside: float | None, noise: float, done: float) -> bool:
+    def waits(self, norm: float, inside: float | None, noise: float, done: float) -> bool:
         if inside is None or done > _SEARCH:
             return False
-        doubt = 2 * self._doubt(norm, noise)
-        return inside > self.quantile + max(doubt, (1 - self.quantile) / 2)
+        doubt = self._doubt(norm, noise)
+        if self.floor is not UNSET and doubt <= _SURE:
+            return True
+        return inside > self.quantile + max(2 * doubt, (1 - self.quantile) / 2)
 
     def _doubt(self, norm: float, noise: float) -> float:
         """The standard deviation of the noise in the share of updates inside."""
@@ -177,5 +181,5 @@ Clipping: TypeAlias = FixedClipping | AdaptiveClipping
 
 _JOINT = 1.01
 _PACE, _HASTE, _CALM = 0.2, 4.0, 0.7
-_SEARCH = 0.05  # of the rounds
+_SEARCH, _SURE = 0.05, 0.05  # of the rounds; a doubt in the share inside
 _LEAST, _MOST = 1e-12, 1e12  # what float32 tells apart
