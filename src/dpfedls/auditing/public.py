@@ -281,7 +281,7 @@ def _waits(recipe: Any, norm: float, inside: float | None, done: float) -> bool:
     if not isinstance(clipping, AdaptiveClipping) or inside is None or done > 0.05:
         return False
     surplus, doubt = inside - clipping.quantile, _doubt(recipe, norm)
-    looked_for = clipping.floor is not msgspec.UNSET and doubt <= 0.05
+    looked_for = clipping.floor is not msgspec.UNSET and doubt <= 0.05 and done <= 0.025
     return looked_for or (surplus > 0.5 - clipping.quantile / 2 and surplus > 2 * doubt)
 
 

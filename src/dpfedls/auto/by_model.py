@@ -51,7 +51,7 @@ OF_WEIGHTS, MORE = 0.5, 4 / 3
 # whole run: so what it may lose, it may lose slowly. With little noise a long norm costs little, so
 # it loses less. Convolutions begin with long updates, and lose half a point to two where their norm
 # may not follow.
-FLOOR, FLOOR_OF_PASSES, FLOOR_OF_CONVOLUTIONS = 0.4, 0.7, 0.1
+FLOOR, FLOOR_OF_PASSES, FLOOR_OF_CONVOLUTIONS = 0.4, 0.5, 0.1
 
 ALL = LOCAL_FIELDS | {"server_rate"}  # what may be left to us
 

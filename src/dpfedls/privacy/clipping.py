@@ -90,8 +90,8 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
     many updates were inside, at 0.5 more than three quarters, and by two standard deviations of the
     noise: what was released is mostly noise, and before the norm is found the model should not
     learn who is frequent. Where there is a floor and the share has a noise of 0.05 at most, it
-    stays as it was in all of these rounds: so the floor hangs on updates of people of whom nobody
-    is recognised yet.
+    stays as it was in all rounds of the first fortieth: so the floor hangs on updates of people of
+    whom nobody is recognised yet.
     With ``of_weights`` the norm is at most that share of the length of the model's weights, or its
     start if that is more: where a loss has the units of its targets, a long update of a network
     makes the next one longer, and the norm would follow without end.
@@ -168,7 +168,7 @@ class AdaptiveClipping(Component, frozen=True, tag="adaptive"):
         if inside is None or done > _SEARCH:
             return False
         doubt = self._doubt(norm, noise)
-        if self.floor is not UNSET and doubt <= _SURE:
+        if self.floor is not UNSET and doubt <= _SURE and done <= _SEARCH / 2:
             return True
         return inside > self.quantile + max(2 * doubt, (1 - self.quantile) / 2)
 
