@@ -50,6 +50,18 @@ def test_the_strength_is_that_of_the_process_in_much_noise(alike):
     assert least < strength_along(noisy, 1) < most
 
 
+@pytest.mark.parametrize("noise", [0.3, 3.0, 30.0])
+def test_the_strength_is_less_where_there_is_less_noise(noise):
+    """By K (K + 8⁻¹ noise)⁻¹, K the covariance of the process; ρ = 0.5, known to 0.03."""
+    signal = autoregressive(0.5, 400, 784)
+    noisy = signal + math.sqrt(noise) * torch.randn(signal.shape, generator=RNG)
+    found = strength_along(noisy, 1, noise)
+    slow = (1 + 0.5) / (1 - 0.5)  # of a process of variance 1
+    assert found == pytest.approx(2 / (1 + 8 * slow / noise), rel=0.35)
+    assert strength_along(noisy, 1, 0.0) == 0.0
+    assert strength_along(noisy, 1) > found
+
+
 def test_noise_alone_is_left_as_it_is():
     """Each case is smoothed by chance once in 4,300 times: 40 cases, false alarm 1 %."""
     for _ in range(40):
@@ -87,7 +99,9 @@ def test_the_server_gets_to_the_smoothed_sum_of_all_releases_whatever_its_steps(
         value = signal + torch.randn(layout.dim, generator=RNG)
         direction, memory = denoiser(Release(value, 1.0, layout, t, step=step), memory)
         params, total = params + step * direction, total + step * value
-    weight = smooth_axes(total[:640].view(10, 64))
+    noise = 0.5**2 + 0.1**2 + 0.7**2 + 0.01**2
+    assert float(memory["noise"]) == pytest.approx(noise)
+    weight = smooth_axes(total[:640].view(10, 64), noise)
     assert not torch.equal(weight, total[:640].view(10, 64))
     torch.testing.assert_close(params[:640].view(10, 64), weight, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(params[640:], total[640:], atol=1e-5, rtol=1e-4)

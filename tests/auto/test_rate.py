@@ -149,6 +149,33 @@ def test_outputs_of_which_more_is_never_wrong_are_scores(loss, scores):
     assert noise == (rates_on(linear(50), inputs).noise if scores else None)
 
 
+def test_a_class_that_counts_many_times_shortens_steps_whichever_it_is():
+    """By the mean over classes: the weights' mean is 4, so steps are a quarter as long."""
+    inputs, labels = torch.ones(64, 50), torch.zeros(64, dtype=torch.int64)
+    learning = []
+    for weights in ((1.0, 1.0, 1.0, 1.0), (0.5, 1.0, 2.5, 12.0), (12.0, 2.5, 1.0, 0.5)):
+        loss = nn.CrossEntropyLoss(weight=torch.tensor(weights), reduction="none")
+        torch.manual_seed(0)
+        learning.append(rates_on(nn.Linear(50, 4), inputs, loss, labels).learning)
+    assert learning[1] == pytest.approx(learning[0] / 4, rel=0.1)
+    assert learning[2] == pytest.approx(learning[0] / 4, rel=0.1)
+
+
+def test_labels_that_are_no_classes_are_tried_at_zero_alone():
+    def of_two(outputs, labels):  # 0 and 1 alone
+        if bool((labels > 1).any()):
+            raise ValueError
+        return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+    inputs, labels = torch.ones(64, 50), torch.zeros(64, dtype=torch.int64)
+    torch.manual_seed(0)
+    model = nn.Linear(50, 3)
+    usual = nn.CrossEntropyLoss(reduction="none")
+    found, expected = (rates_on(model, inputs, loss, labels) for loss in (of_two, usual))
+    assert found.noise == expected.noise
+    assert found.learning == pytest.approx(expected.learning, rel=0.1)
+
+
 class Alone(nn.Module):
     """One probability per sample, from a function and without an axis of its own."""
 

@@ -74,6 +74,20 @@ def test_one_person_moves_the_sum_of_answers_by_the_contribution_at_most(person)
     assert len(one) == question.length + 1
 
 
+def test_embeddings_of_norm_one_are_small_although_some_columns_are_not():
+    """Of 64 columns 0.12 in size, with one of 0.4 that is the same for all."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 5, 64)
+    x[..., 0] = 3.5
+    x /= x.norm(dim=-1, keepdim=True)
+    network = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+    units, _ = surveyed(list(x), network, ASKS)
+    assert isinstance(units, Standardised)
+    assert 0.05 < float(units.scale.median()) < 0.2
+    scaled, rounds = surveyed(list(8 * x), network, ASKS)
+    assert (scaled, rounds) == (AS_GIVEN, ASKS.first)
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 @pytest.mark.parametrize("seed", range(3))
 def test_means_and_scales_are_found(noise, seed):

@@ -276,9 +276,22 @@ def test_a_round_is_skipped_only_early_and_where_its_norm_is_clearly_too_long(
 ):
     clipping = AdaptiveClipping(quantile=quantile)
     noise = doubt * clipping.indicator(2.0)
-    assert clipping.is_too_long(2.0, inside, noise, done) == skipped
-    assert not clipping.is_too_long(2.0, None, noise, done)
-    assert not FixedClipping(2.0).is_too_long(2.0, inside, noise, done)
+    assert clipping.waits(2.0, inside, noise, done) == skipped
+    assert not clipping.waits(2.0, None, noise, done)
+    assert not FixedClipping(2.0).waits(2.0, inside, noise, done)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "done", "waits"),
+    [(0.05, 0.025, True), (0.06, 0.025, False), (0.05, 0.03, False)],
+)
+def test_with_little_noise_the_model_waits_until_its_floor_hangs_on_first_updates(
+    doubt, done, waits
+):
+    for clipping in (FLOORED, AdaptiveClipping()):
+        noise = doubt * clipping.indicator(2.0)
+        expected = waits and clipping is FLOORED
+        assert clipping.waits(2.0, 0.0, noise, done) == expected  # whoever is inside
 
 
 def test_the_model_waits_while_its_norm_is_far_too_long(tmp_path):

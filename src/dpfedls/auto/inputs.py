@@ -25,8 +25,9 @@ _LEARNED, _TRIED = 0.9, 1000
 _FEWEST, _CENTRED = 10, 0.1
 _ALIKE, _FEW_UNITS, _ORDER, _NUMBERS = 10.0, 8, 1.02, 2 * 10**6  # of random weights
 # The most rounds that ask, as a share of all: whether units are usual; for sizes of each column, of
-# each of many, which are mostly alike, or of all together; for each question after it. And the noise that is small enough: in the share
-# of people, in the shares of a column's values, of all columns' together, in means and distances.
+# each of many, which are mostly alike, or of all together; for each question after it. And the
+# noise that is small enough: in the share of people, in the shares of a column's values, of all
+# columns' together, in means and distances.
 _FIRST, _SIZES, _LATER = 0.05, 0.2, 0.05
 _MANY, _SIZES_OF_MANY = 64, 0.05
 _CLEAR_FIRST, _CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.12, 0.075, 0.025, 0.1

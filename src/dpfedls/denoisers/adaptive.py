@@ -2,9 +2,10 @@
 
 Let neighbours along an axis have correlation ρ, as in an autoregressive process of order one. Its
 precision matrix is a multiple of I + sL with s = ρ ÷ (1 − ρ)², L the Laplacian of a path with free
-ends; so the Wiener filter of such a signal in much white noise is (I + sL)⁻¹ times a number, which
-is the server rate's business. ρ is read off everything released so far: noise is independent from
-coordinate to coordinate and adds nothing, on average, to products of neighbours.
+ends; so the Wiener filter of such a signal in white noise is (I + s′L)⁻¹ times a number, which is
+the server rate's business, and s′ is s in much noise and less in little. ρ is read off everything
+released so far: noise is independent from coordinate to coordinate and adds nothing, on average, to
+products of neighbours; how much of it there is is public.
 
 The filter acts on the sum of all releases, not on each by itself: once ρ is known, the noise of
 the first rounds is smoothed too. With a strength that does not change the two are the same.
@@ -65,7 +66,9 @@ def strength_along(tensor: Tensor, axis: int, noise: float = math.inf) -> float:
 
     The ratio does without the variance, to which noise adds. What all entries of a row have in
     common is taken out: it makes the far ones as much alike as the near ones. Zero unless the
-    products are beyond what noise alone gives in one of four thousand cases.
+    products are beyond what noise alone gives in one of four thousand cases. Less where the noise,
+    whose variance is known, is not much: where it is n times 8 times the signal's power at
+    frequency zero, n ÷ (1 + n) of that.
     """
     if tensor.shape[axis] < _LEAST_ENTRIES:
         return 0.0
@@ -80,11 +83,11 @@ def strength_along(tensor: Tensor, axis: int, noise: float = math.inf) -> float:
     # after another: likeness counts as far as it only falls (as in Geyer 1992).
     near = list(itertools.accumulate(near, lambda last, new: max(0.0, min(last, new))))
     alike = min(sum(near[1:]) / sum(near[:-1]), _MOST_ALIKE)
-    if alike == 0:
+    if alike == 0 or noise == 0:
         return 0.0
     pairs = rows.numel() // size * (size - 1)
-    signal = near[0] / pairs / alike  # variance, by the products of neighbours
-    return alike / (_BIAS * (1 - alike**2) * signal / noise + (1 - alike) ** 2)
+    slow = near[0] / pairs / alike * (1 + alike) / (1 - alike)  # the signal's power at frequency 0
+    return alike / (1 - alike) ** 2 / (1 + _BIAS * slow / noise)
 
 
 def smooth_path(tensor: Tensor, strength: float, axis: int) -> Tensor:

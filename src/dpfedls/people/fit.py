@@ -313,7 +313,10 @@ def _as_labels(targets: Tensor) -> str:
     """How targets become one integer label a sample."""
     if targets.dim() == 1:
         return "y.long() or y.astype(int)"
-    return "y.ravel()" if targets[0].numel() == 1 else "y.argmax(1) if they are one-hot"
+    if targets[0].numel() == 1:
+        return "y.ravel()"
+    of_places = "; a label at each place needs a loss, with its mean over the places"
+    return "y.argmax(1) if they are one-hot" + of_places * _is_whole(targets)
 
 
 def _mend(outputs: Any, targets: Tensor) -> str:

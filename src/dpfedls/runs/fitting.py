@@ -133,7 +133,7 @@ def _shown(task: Task) -> Samples:
     if isinstance(task.data, LazyClients):
         check_samples(task.model, task.data, "clients", task.loss)
     samples = example(task.data)
-    check_samples(task.model, samples, "a sample of clients", task.loss)
+    check_samples(task.model, samples, "clients", task.loss)
     return samples
 
 
