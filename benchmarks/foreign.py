@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 import rare_tasks
 import raw_tasks
+import stranger_tasks
 import torch
 import unit_tasks
 
@@ -49,7 +50,7 @@ _SHOWN = ("paper", *AUTOMATIC, *WITH_TEST)
 PAPER_CLIPS = (0.3, 1.0, 0.1, 3.0)
 
 TASKS = foreign_tasks.TASKS | held_tasks.TASKS | exponential_tasks.TASKS | unit_tasks.TASKS
-TASKS |= many_tasks.TASKS | raw_tasks.TASKS | rare_tasks.TASKS
+TASKS |= many_tasks.TASKS | raw_tasks.TASKS | rare_tasks.TASKS | stranger_tasks.TASKS
 
 Settings = dict[str, Any]
 Row = dict[str, Any]
