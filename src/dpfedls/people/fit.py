@@ -35,9 +35,11 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
         _check_losses(_losses(model, features, targets, where, loss), where, sound)
         return None
     if targets.is_floating_point() or targets.dim() != 1:
+        several = _is_whole(targets) and targets[0].numel() > 1
         raise InputError(
             f"{where} has targets of {targets.dtype} and {targets.dim()} dimensions; cross-entropy "
             f"needs one integer label a sample: use {_as_labels(targets)}, or pass loss=…"
+            + ", the mean over positions, if each has a label" * several
         )
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(targets):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -315,8 +317,7 @@ def _as_labels(targets: Tensor) -> str:
         return "y.long() or y.astype(int)"
     if targets[0].numel() == 1:
         return "y.ravel()"
-    of_places = "; a label at each place needs a loss, with its mean over the places"
-    return "y.argmax(1) if they are one-hot" + of_places * _is_whole(targets)
+    return "y.argmax(1) if they are one-hot"
 
 
 def _mend(outputs: Any, targets: Tensor) -> str:
