@@ -36,10 +36,10 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
         return None
     if targets.is_floating_point() or targets.dim() != 1:
         several = _is_whole(targets) and targets[0].numel() > 1
+        mean = ", the mean over positions, if each has a label" if several else ""
         raise InputError(
             f"{where} has targets of {targets.dtype} and {targets.dim()} dimensions; cross-entropy "
-            f"needs one integer label a sample: use {_as_labels(targets)}, or pass loss=…"
-            + ", the mean over positions, if each has a label" * several
+            f"needs one integer label a sample: use {_as_labels(targets)}, or pass loss=…{mean}"
         )
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(targets):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
