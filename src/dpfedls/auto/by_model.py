@@ -231,7 +231,7 @@ def _with_units(known: _Known) -> Fitted:
     local, usual = _usual(known)
     why |= _server(f"{noise:g} clip norms in the whole run", most) | usual
     # After a stall the server's steps would be 16 times as long, and the norm grows back in time:
-    # by a squared error 200 people at ε = 8 ended at a loss of 1e7. Slopes that are bounded do not.
+    # by a squared error 200 people at ε = 8 ended at a loss of 1e7. Bounded slopes never diverged.
     shorten = SHORTEST if known.rates.bounded else None
     why |= _votes(SHORTEST)
     if shorten is None:
