@@ -31,9 +31,9 @@ def look(sampler=POISSON, trials=60, **changes):
     promised = PrivacyPlan(
         sampler=sampler,
         num_clients=40,
-        rounds=4,
+        rounds=changes.pop("rounds", 4),
         clip_norm=changes.pop("clip_norm", 0.5),
-        noise_multiplier=1.0,
+        noise_multiplier=changes.pop("noise_multiplier", 1.0),
         delta=1e-2,
     )
     recipe = Recipe(
@@ -87,6 +87,14 @@ def test_the_audit_names_the_bug(name, monkeypatch):
 def test_correct_code_raises_no_alarm(sampler, given):
     """False alarms: about 3e-4 each, in the deployed part only, since the rest is seeded."""
     assert look(sampler, **given) == []
+
+
+def test_a_model_that_waits_for_its_floor_is_expected_to(monkeypatch):
+    """With little noise in the first fortieth of the rounds; and one that does not is named."""
+    waits = {"clip_norm": AdaptiveClipping(floor=0.4), "rounds": 40, "noise_multiplier": 0.15}
+    assert look(**waits) == []
+    monkeypatch.setattr(AdaptiveClipping, "waits", lambda *_: False)
+    assert any("does not follow" in text for text in look(**waits))
 
 
 def test_the_page_lists_every_planted_bug_and_no_other():
