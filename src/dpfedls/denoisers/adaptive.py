@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dpfedls.component import Component
 from dpfedls.denoising import Memory
+from dpfedls.errors import InputError
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Vector
 
@@ -40,6 +41,11 @@ class AdaptiveSmoothing(Component, frozen=True, tag="adaptive-laplacian"):
         }
 
     def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
+        if "noise" not in memory:
+            raise InputError(
+                "this run began with an earlier adaptive smoothing, which did not keep how much "
+                "noise was released, and cannot go on with this one; begin anew in another folder"
+            )
         total = memory["total"] + release.step * release.value
         noise = memory["noise"] + (release.step * release.noise_stddev) ** 2
         tensors = release.layout.split(total).values()
