@@ -93,7 +93,8 @@ def earlier(toy, kept):
     for cell, line in pairs:
         seeds = kept[cell["row"]]
         cell["accuracies"] = [cell["accuracies"][seed] for seed in seeds]
-        line["test_accuracy"] = [line["test_accuracy"][seed] for seed in seeds]
+        for curve in ("rounds", "test_accuracy"):
+            line[curve] = [line[curve][seed] for seed in seeds]
         cell["seeds"] = seeds
     cells, lines = ([pair[k] for pair in pairs] for k in (0, 1))
     runs = sum(map(len, kept.values()))
@@ -143,19 +144,21 @@ def test_what_is_not_asked_for_is_kept_and_its_run_not_looked_at(toy, tmp_path):
     assert "--seeds 2" in facts_of(tmp_path, "table2")["command"]
 
 
-def test_cells_of_a_table_may_be_evaluated_in_other_rounds(toy, tmp_path):
+def test_runs_of_a_table_may_be_evaluated_in_other_rounds(toy, tmp_path):
     """Only the last round stands in a table; curves that are drawn together are refused below."""
-    before = earlier(toy, {"σ = 0": [0, 1]})
+    before = earlier(toy, {"σ = 0": [0, 1], "σ = 1": [1]})
     before["settings"] = [s for s in before["settings"] if "evaluate" not in s]
     before["settings"].append("evaluate_every=2")
-    line = before["data"]["lines"][0]
-    line["rounds"], line["test_accuracy"] = [2], [[c[-1]] for c in line["test_accuracy"]]
+    for line in before["data"]["lines"]:
+        line["rounds"] = [[2] for _ in line["rounds"]]
+        line["test_accuracy"] = [curve[-1:] for curve in line["test_accuracy"]]
     write(tmp_path, "table2", before)
-    carry(toy[0].out, tmp_path, lambda r: r.denoiser.strength == 1)
+    carry(toy[0].out, tmp_path, lambda r: (r.denoiser.strength, r.seed) == (1, 0))
     item = tables.table2(replace(toy[0], out=tmp_path))
     assert item.cells == toy[1]["cells"][:2]
     lines = facts_of(tmp_path, "table2")["data"]["lines"]
-    assert [line["rounds"] for line in lines] == [[2], [1, 2]]
+    assert [line["rounds"] for line in lines] == [[[2], [2]], [[1, 2], [2]]]
+    assert [[*map(len, line["test_accuracy"])] for line in lines] == [[1, 1], [2, 1]]
     text = item.files[1].read_text(encoding="utf-8")
     assert "`plan.rounds=2`" in text
     assert "`evaluate_every=1`" not in text.split("Made by")[0]
@@ -179,7 +182,7 @@ def changed(facts, where, value):
         (["cells"], [], "is not what dpfedls reproduce table2 writes"),
         (["cells", 0, "accuracies"], [], "is not what dpfedls reproduce table2 writes"),
         (["cells", 0, "settings"], ["denoiser.strength=9"], "σ = 0 by mnist.*which today is"),
-        (["data", "lines", 0, "rounds"], [1, 3], "not evaluated in the same rounds"),
+        (["data", "lines", 0, "rounds"], [1, 2], "is not what dpfedls reproduce table2 writes"),
         (["title"], "Table 2: abacus", "has title 'Table 2: abacus', the runs beside it ask"),
     ],
 )
@@ -220,6 +223,11 @@ def test_a_figure_goes_on_from_its_file_with_cells_missing(tmp_path):
     make("stability", replace(options, only=("z = 2", "rate 0.05")))
     write(out, "stability", facts_of(options.out, "stability"))
     run_cells([stability._cell(3.0, 0.1, 1.0, 1.0)], replace(options, out=out))
+    whole, first = facts_of(out, "stability"), ["data", "lines", 0, "rounds"]
+    write(out, "stability", changed(facts_of(out, "stability"), first, [1, 3]))
+    with pytest.raises(InputError, match="not evaluated in the same rounds"):
+        make("stability", replace(options, out=out, finished=True))
+    write(out, "stability", whole)
     item = make("stability", replace(options, out=out, finished=True))
     found = [(c["noise_multiplier"], c["learning_rate"], c["strength"]) for c in item.cells]
     assert found == [(2, 0.05, 0), (2, 0.05, 1), (3, 0.1, 1)]

@@ -101,8 +101,8 @@ def record(
     runs = [own for _, own in found]
     if facts is None:
         return Record(lines, runs, None)
-    for keys in [order] if compared else [[key] for key in order]:
-        _check_rounds(path, [part[key] for part in (old, new) for key in keys if key in part])
+    if compared:
+        _check_rounds(path, [part[key] for part in (old, new) for key in order if key in part])
     known = {(key, seed) for key, line in old.items() for seed in line["seeds"]}
     held = (r for x, own in found for r in own if (_key(x, labels), r.summary["seed"]) in known)
     earlier = Earlier(path, facts, frozenset(run.folder for run in held))

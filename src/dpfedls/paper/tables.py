@@ -11,7 +11,7 @@ from dpfedls.paper import grids, kept
 from dpfedls.paper.cells import Run, run_cells
 from dpfedls.paper.figures.lines import by_round
 from dpfedls.paper.grids import Grid, Place
-from dpfedls.paper.item import Item, Options, wanted
+from dpfedls.paper.item import Item, Options, trained_with, wanted
 from dpfedls.paper.writing import averaged, number, over_seeds, percent, table, write_item
 from dpfedls.privacy.accountants import AccountantName
 from dpfedls.privacy.plan import PrivacyPlan
@@ -20,7 +20,7 @@ from dpfedls.runs.folder import read_recipe
 Cells = list[dict[str, Any]]
 
 LABELS = ("variant", "part", "row", "column")
-CURVE = ("rounds", "test_accuracy")  # how a cell came to its number
+CURVE = ("rounds", "test_accuracy")  # how a cell came to its number, a list a seed
 
 ACCOUNTING = {
     "closed-form": "ε by the paper's theorem",
@@ -41,7 +41,7 @@ def make(item: str, options: Options) -> Item:
         options,
         [(_facts(place, own, grid.convention), own) for place, own in made if own],
         labels=LABELS,
-        by_seed=("accuracies", "test_accuracy"),
+        by_seed=("accuracies", *CURVE),
         places=[place[:4] for place in places],
         read=partial(_earlier, places),
         compared=False,  # only last rounds stand in a table
@@ -52,7 +52,7 @@ def make(item: str, options: Options) -> Item:
         f"Test accuracy in per cent, {_averaged(cells)}; the paper's in brackets, the best of a "
         "column bold."
     )
-    if options.settings:
+    if trained_with(options.settings):
         about += " Brackets, and the ε of a column's head, are of the paper's own settings."
     return write_item(
         item,
@@ -106,7 +106,16 @@ def _facts(place: Place, runs: list[Run], convention: AccountantName) -> dict[st
         "epsilon_as_published": _epsilon(plan, convention),
         "epsilon_as_added": _epsilon(plan, "pld"),
         "delta": plan.delta,
-        **by_round(runs, ["test_accuracy"]),
+        **_curves(runs),
+    }
+
+
+def _curves(runs: list[Run]) -> dict[str, Any]:
+    """Each seed in the rounds in which it was evaluated, which need not be those of the others."""
+    each = [by_round([run], ["test_accuracy"]) for run in runs]
+    return {
+        "rounds": [curve["rounds"] for curve in each],
+        "test_accuracy": [curve["test_accuracy"][0] for curve in each],
     }
 
 
