@@ -177,7 +177,7 @@ def server_step(width: float) -> dict[str, Any]:
     total = torch.zeros_like(state.params, dtype=torch.float64)
     steps, draws = [], []
     for t in range(1 + ROUNDS):
-        noise, nonce = streams.noise(t), streams.nonce(t)
+        noise, nonce = streams.noise(t), streams.nonce(t, total.device)
         began = time.perf_counter()
         state = server.finish_round(state, total, noise, nonce)
         steps.append(time.perf_counter() - began)

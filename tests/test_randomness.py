@@ -32,8 +32,11 @@ def test_a_purpose_that_is_none_is_refused_by_name():
 def test_seeded_noise_repeats_and_its_nonce_says_so():
     noise = [SeededStreams(1).noise(2)(50, torch.device("cpu")) for _ in range(2)]
     assert torch.equal(*noise)
-    assert SeededStreams(1).nonce(2) == SeededStreams(1).nonce(2) != SeededStreams(1).nonce(3)
-    assert SystemStreams().nonce(2) != SystemStreams().nonce(2)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    one, other = SeededStreams(1), SeededStreams(1)
+    assert one.nonce(2, cpu) == other.nonce(2, cpu) != one.nonce(3, cpu)
+    assert one.nonce(2, cpu) != one.nonce(2, cuda)  # whose generator draws other numbers
+    assert SystemStreams().nonce(2, cpu) != SystemStreams().nonce(2, cpu)
 
 
 def test_deployed_sampling_and_shuffling_do_not_repeat():

@@ -30,7 +30,8 @@ def gaussian_release(
     """Add Gaussian noise to the sum of contributions; divide by the public expected cohort.
 
     Guarantees: noise level and denominator depend on the plan and the public clip norm alone, never
-    on who took part. The sum and the noise meet in float64 and are rounded only afterwards.
+    on who took part. The sum and the noise meet in float64; all that leaves is rounded to float32
+    afterwards, which takes away the low bits that could tell one sum from another.
     """
     stddev, cohort = plan.noise_stddev(clip_norm), plan.expected_cohort
     noisy = total
@@ -38,5 +39,5 @@ def gaussian_release(
         noisy = noise(len(total), total.device).mul_(stddev).add_(total)
     weight, quantile = plan.clipping.indicator(clip_norm), plan.clipping.quantile
     average = (noisy[: len(noisy) - (weight > 0)] / cohort).to(torch.float32)
-    inside = quantile + float(noisy[-1]) / (weight * cohort) if weight else None
+    inside = quantile + float((noisy[-1] / (weight * cohort)).float()) if weight else None
     return Release(average, stddev / cohort, layout, round_, clip_norm, inside)

@@ -43,7 +43,7 @@ class RandomStreams(Protocol):
         """The noise of the round's release."""
         ...
 
-    def nonce(self, round_: int) -> str:
+    def nonce(self, round_: int, device: torch.device) -> str:
         """A name for the noise: two releases with one nonce carry the very same noise."""
         ...
 
@@ -88,8 +88,9 @@ class SeededStreams:
         # Torch's generator on the CPU keeps 32 bits of a seed, too few to tell many runs apart.
         return torch.from_numpy(self.generator("noise", round_).standard_normal(dim))
 
-    def nonce(self, round_: int) -> str:
-        return f"simulation seed {self.seed} round {round_}"
+    def nonce(self, round_: int, device: torch.device) -> str:
+        drawn_by = "" if device.type == "cpu" else f" on {device.type}"  # another generator
+        return f"simulation seed {self.seed} round {round_}{drawn_by}"
 
 
 class SystemStreams:
@@ -128,5 +129,5 @@ class SystemStreams:
             total += rng.standard_normal(out=part)
         return torch.from_numpy(total).mul_(0.5).to(device)
 
-    def nonce(self, round_: int) -> str:
+    def nonce(self, round_: int, device: torch.device) -> str:
         return secrets.token_hex(16)

@@ -45,7 +45,8 @@ class Simulation:
         total = engine.clipped_total(
             server.broadcast(state), cohort, t, streams.shuffling(t), server.bound(state)
         )
-        return server.finish_round(state, total, streams.noise(t), streams.nonce(t))
+        nonce = streams.nonce(t, total.device)
+        return server.finish_round(state, total, streams.noise(t), nonce)
 
     def run(self, state: ServerState) -> Iterator[ServerState]:
         """The rounds that are left, one state after each."""

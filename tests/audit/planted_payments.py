@@ -63,7 +63,7 @@ def one_round_more(patch):
 
 
 def nonce_by_round(patch):
-    patch.setattr(SystemStreams, "nonce", lambda self, round_: f"{round_:032x}")
+    patch.setattr(SystemStreams, "nonce", lambda self, round_, device: f"{round_:032x}")
 
 
 def epsilon_for_more_noise(patch):

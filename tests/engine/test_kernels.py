@@ -119,7 +119,7 @@ KINDS = {
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_replayed_steps_give_the_numbers_of_launched_ones(kind, precision, caplog):
+def test_replayed_steps_give_the_numbers_of_launched_ones(kind, precision, recwarn):
     """Bit for bit, with clients of several sizes, short batches, and one radius after another."""
     update, params, everyone = many_steps(KINDS[kind](), precision)
     launched = many_steps(KINDS[kind](), precision)[0]
@@ -128,7 +128,7 @@ def test_replayed_steps_give_the_numbers_of_launched_ones(kind, precision, caplo
         found = update(params, everyone, round_, 1, radius)
         assert torch.equal(found, launched(params, everyone, round_, 1, radius))
     assert vars(update)["_run"].__self__.last is not None
-    assert not caplog.messages
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -150,7 +150,7 @@ def test_black_images_do_not_hide_that_clients_can_train_at_once(seed):
     assert choose(cnn().cuda(), data, local).name == "vmapped"
 
 
-def test_a_step_that_cannot_be_recorded_is_launched_and_said_once(caplog):
+def test_a_step_that_cannot_be_recorded_is_launched_and_said_once(recwarn):
     """Samples that stay with the host need it in every step."""
     update, params, everyone = many_steps(mlp(3 * 32 * 32, 20, 10), "float32", "cpu")
     launched = many_steps(mlp(3 * 32 * 32, 20, 10), "float32", "cpu")[0]
@@ -158,8 +158,8 @@ def test_a_step_that_cannot_be_recorded_is_launched_and_said_once(caplog):
     for round_ in range(2):
         found = update(params, everyone, round_, 1, 0.7)
         assert torch.equal(found, launched(params, everyone, round_, 1, 0.7))
-    assert len(caplog.messages) == 1
-    assert "CUDA graph" in caplog.messages[0]
+    assert len(recwarn.list) == 1
+    assert "CUDA graph" in str(recwarn.list[0].message)
     assert (torch.ones(1000, device="cuda").sum() == 1000).item()  # the card still works
 
 

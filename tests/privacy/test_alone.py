@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from dpfedls.engine.judging import MOST, mean_losses
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.parameters import Layout
+from dpfedls.people.checks import check_samples
 from dpfedls.people.clients import ClientData
 from dpfedls.people.lazy import LazyClients
 from dpfedls.people.survey import Measured
@@ -149,8 +151,154 @@ def test_a_model_that_keeps_what_it_saw_trains_one_person_after_another():
     model = Keeps()
     engine = choose(model, people, LocalSGD(steps=1))
     assert engine.name == "looped"
-    assert "it keeps something of what it saw, as attribute 'seen'" in engine.reason
+    assert "the model keeps something of what it saw, as 'seen'" in engine.reason
     assert not hasattr(model, "seen")
+
+
+class Counts(nn.Module):
+    """Turns its scores round after fifty calls; counts in a dict, which stays the same object."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.state = nn.Linear(4, 2), {"calls": 0}
+
+    def forward(self, x):
+        self.state["calls"] += 1
+        return self.layer(x) * (1 if self.state["calls"] < 50 else -1)
+
+
+class Counting:
+    """A loss that does the same."""
+
+    def __init__(self):
+        self.calls = [0]
+
+    def __call__(self, outputs, targets):
+        self.calls[0] += 1
+        return cross_entropy(outputs if self.calls[0] < 50 else -outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "path"),
+    [(Counts, lambda: cross_entropy, "state"), (lambda: nn.Linear(4, 2), Counting, "calls[0]")],
+)
+def test_what_a_container_keeps_moves_no_round_in_which_its_person_is_not_drawn(model, loss, path):
+    """Such a person moved the sum of the next round by more than four clip norms."""
+    rng, sums = torch.Generator().manual_seed(0), []
+    others = [(torch.randn(6, 4, generator=rng), torch.zeros(6).long()) for _ in range(11)]
+    for samples in (0, 300):  # of the first person, who is drawn in the first round alone
+        own, own_loss = model(), loss()
+        first = torch.randn(samples, 4, generator=rng), torch.zeros(samples).long()
+        pairs = [first, *others]
+        data = ClientData.from_pairs(pairs)
+        check_samples(own, data, "clients", own_loss)
+        local = LocalSGD(epochs=2, batch_size=3, learning_rate=0.5)
+        engine = choose(own, data, local, own_loss, block_size=1)
+        assert engine.name == "looped"
+        assert path in engine.reason
+        params, bound = torch.linspace(-1, 1, 10), Bound(0.1)
+        engine.clipped_total(params, np.array([0]), 0, 7, bound)
+        sums.append(engine.clipped_total(params, np.arange(1, 12), 1, 7, bound))
+    assert torch.equal(*sums)
+
+
+def warming_up():
+    """A loss with a weight that grows from call to call: KL annealing, say."""
+    calls = 0
+
+    def loss(outputs, targets):
+        nonlocal calls
+        calls += 1
+        return cross_entropy(outputs, targets) * calls
+
+    return loss
+
+
+def closing_over():
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append(len(targets))
+        return cross_entropy(outputs, targets)
+
+    return loss
+
+
+SEEN = {"batches": 0}
+
+
+def counting_globally(outputs, targets):
+    SEEN["batches"] += 1
+    return cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (warming_up(), "loss answers the same outputs and targets differently each time"),
+        (closing_over(), "the loss keeps something where a copy of it does too (seen"),
+        (counting_globally, "the loss keeps something where a copy of it does too (SEEN"),
+    ],
+)
+def test_a_loss_that_no_copy_keeps_apart_is_refused(loss, said):
+    people = [(torch.randn(3, 4), torch.randint(2, (3,)))] * 20
+    with pytest.raises(InputError) as refused:
+        dpfedls.train(nn.Linear(4, 2), people, plan=plan(20), loss=loss)
+    assert said in str(refused.value)
+    assert "one person's samples would" in str(refused.value)
+
+
+def test_the_logged_test_loss_is_by_a_loss_that_saw_nobodys_samples():
+    people = [(torch.randn(3, 4), torch.randint(2, (3,)))] * 20
+    test, loss = (torch.randn(9, 4), torch.randint(2, (9,))), Counting()
+    result = dpfedls.train(
+        nn.Linear(4, 2), people, plan=plan(20, 12), loss=loss, test=test, evaluate_every=12
+    )
+    assert loss.calls[0] < 10  # once before the start, once in the last round
+    torch.testing.assert_close(
+        torch.tensor(result.history[-1].loss), cross_entropy(result.model(test[0]), test[1]).mean()
+    )
+
+
+class Recentres(nn.Module):
+    """Moves a buffer where inputs are far away, which nobody's are at the start."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("offset", torch.zeros(()))
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if not x.abs().max() < 1000:
+            self.offset.copy_(x.mean())
+        return self.layer(x - self.offset)
+
+
+def test_checking_one_lazy_person_changes_nothing_for_the_next():
+    """All were tried on one copy of the model: after an odd person, everybody counted as zero."""
+    rng = torch.Generator().manual_seed(0)
+    pairs = [(torch.rand(6, 4, generator=rng), torch.randint(2, (6,))) for _ in range(10)]
+    odd = [*pairs[:2], (pairs[2][0] + torch.inf, pairs[2][1]), *pairs[3:]]
+    model, bound, sums = Recentres(), Bound(0.1), []
+    for people in (pairs[:2] + pairs[3:], odd):
+        data = LazyClients([TensorDataset(*own) for own in people], like=pairs[0])
+        check_samples(model, data, "clients")
+        engine = replace(choose(model, data, LocalSGD(epochs=2), block_size=1), failing="zero")
+        cohort = np.arange(len(people))
+        sums.append(engine.clipped_total(Layout.of(model).read(model), cohort, 0, 7, bound))
+    assert float((sums[0] - sums[1]).norm()) < 1.0 * 0.1
+    assert float(sums[1].norm()) > 0.1
+
+
+@pytest.mark.parametrize("most", [3, 3000])
+def test_which_engine_trains_hangs_on_nobodys_number_of_samples(most):
+    people = [(torch.randn(n, 4), torch.randint(2, (n,))) for n in (1, most)]
+    data, wide = (
+        ClientData.from_pairs(people),
+        nn.Sequential(nn.Linear(4, 2**10), nn.Linear(2**10, 2)),
+    )
+    engine = choose(wide, data, LocalSGD(epochs=1, batch_size=2**21))
+    assert "not compiled: a batch may have more numbers in one layer" in engine.reason
 
 
 class Texts(Dataset):
@@ -245,3 +393,26 @@ def test_nobody_with_a_sample_is_said_in_one_line_by_epsilon_alone_too():
     nobody = [(torch.zeros(0, 2), torch.zeros(0).long())] * 300
     with pytest.raises(InputError, match="clients hold no samples; give at least one"):
         dpfedls.train(nn.Linear(2, 2), nobody, epsilon=8.0)
+
+
+class Warns(Texts):
+    """Texts of which one person's loader warns."""
+
+    def __init__(self, number):
+        super().__init__(20)
+        self.number = number
+
+    def __getitem__(self, i):
+        if self.number == 15:
+            warnings.warn("an old format", UserWarning, stacklevel=1)
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("failing", ["zero", "stop"])
+def test_a_deployed_round_says_no_warning_that_would_tell_who_was_drawn(failing, recwarn):
+    like = torch.zeros(2, 20).long(), torch.zeros(2).long()
+    data = LazyClients([Warns(j) for j in range(20)], like=like)
+    engine = replace(choose(model := Bag(), data, LocalSGD(epochs=1)), failing=failing)
+    engine.clipped_total(Layout.of(model).read(model), np.arange(20), 0, 7, Bound(1.0))
+    said = "an old format" in [str(warning.message) for warning in recwarn]
+    assert said == (failing == "stop")  # a simulation says it

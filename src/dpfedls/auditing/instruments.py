@@ -198,8 +198,8 @@ class ObservedStreams:
 
         return draw
 
-    def nonce(self, round_: int) -> str:
-        nonce = self.inner.nonce(round_)
+    def nonce(self, round_: int, device: torch.device) -> str:
+        nonce = self.inner.nonce(round_, device)
         self.record[round_].nonces.append(nonce)
         return nonce
 

@@ -15,14 +15,14 @@ MOST = 100  # of a person's samples: more would cost time and hardly change the 
 
 
 @torch.no_grad()
-def mean_losses(update: VmappedUpdate, keeps: bool, params: Vector, clients: Indices) -> Tensor:
+def mean_losses(update: VmappedUpdate, keep: bool, params: Vector, clients: Indices) -> Tensor:
     """Each client's mean loss with these weights; NaN for clients without samples.
 
     Guarantee: a client's loss does not depend on who else is asked. Each is asked alone, since a
-    model or a loss may mix the samples of a batch; and of a model that ``keeps`` something of what
-    it saw each has a copy, as in training.
+    model or a loss may mix the samples of a batch; and of a model and a loss that ``keep``
+    something of what they saw each has copies, as in training.
     """
-    model = copy.deepcopy(update.model)
+    model, loss = copy.deepcopy((update.model, update.loss))
     update.layout.write(params, model)
     model.to(update.local.dtype)
     losses = params.new_full((len(clients),), torch.nan)
@@ -32,6 +32,6 @@ def mean_losses(update: VmappedUpdate, keeps: bool, params: Vector, clients: Ind
             continue
         rows = torch.arange(start, start + size, device=params.device)
         features, targets = update.data.take(rows)
-        outputs = update._outputs(copy.deepcopy(model) if keeps else model, features)
-        losses[place] = update.loss(outputs, targets).float().mean()
+        own, its_loss = copy.deepcopy((model, loss)) if keep else (model, loss)
+        losses[place] = its_loss(update._outputs(own, features), targets).float().mean()
     return losses

@@ -22,8 +22,8 @@ from dpfedls.sampling import Indices
 class LoopedUpdate(Update):
     """One client after another, one real batch after another: no padding, no masks, no vmap.
 
-    Each client trains a copy of the model, so that nothing a model keeps to itself (a buffer, a
-    counter) passes from one client to the next or leaves without noise.
+    Each client trains copies of model and loss, so that nothing these keep to themselves (a buffer,
+    a counter) passes from one client to the next or leaves without noise.
     """
 
     def __call__(
@@ -51,7 +51,8 @@ class LoopedUpdate(Update):
         self, params: Vector, rows: Indices, rate: float, radius: float, share: Tensor
     ) -> tuple[Vector, Tensor]:
         """The update by a share of the gradients; and the share with which to train again."""
-        weights, model = params.clone(), copy.deepcopy(self.model).to(self.local.dtype)
+        weights, (model, loss) = params.clone(), copy.deepcopy((self.model, self.loss))
+        model.to(self.local.dtype)
         trained = [model.get_parameter(name) for name in self.layout.names]
         means, first = [], params.new_zeros(1)
         for batch in rows:
@@ -61,7 +62,7 @@ class LoopedUpdate(Update):
                     tensor.copy_(value)
             with torch.enable_grad():
                 features, targets = self.data.take(real)
-                losses = self.loss(self._outputs(model, features), targets)
+                losses = loss(self._outputs(model, features), targets)
                 require_one_loss_per_sample(losses, len(real))
                 gradients = torch.autograd.grad(losses.mean(), trained, materialize_grads=True)
             gradient = torch.cat([g.to_dense().float().reshape(-1) for g in gradients])

@@ -24,6 +24,7 @@ from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, Rows, Tree
 from dpfedls.people.lazy import example
+from dpfedls.people.memory import difference, snapshot
 from dpfedls.people.samples import each
 
 
@@ -35,13 +36,14 @@ def probe(update: VmappedUpdate) -> None:
     """Refuse what vmap cannot train, or trains otherwise than the slow twin does."""
     if not update.data.sizes.any():
         raise NotVmapped("nobody has a sample")
-    model = copy.deepcopy(update.model)  # what a model keeps of made-up samples is not people's
-    kept = _attributes(model)
+    # What they keep of made-up samples is not people's.
+    model, loss = copy.deepcopy((update.model, update.loss))
+    before = snapshot((model, loss))
     params = update.layout.read(model)
     data = MadeUp.like(update.data, params.device)
     # One step of a batch that is short: what fills it must not change what is learned from it.
     local = LocalSGD(steps=1, batch_size=3, projection="final", precision=update.local.precision)
-    parts = (model, update.loss, update.layout, data, local)
+    parts = (model, loss, update.layout, data, local)
     asked = (params, np.arange(2), 0, 0, 1.0)
     vmapped = VmappedUpdate(*parts)
     try:
@@ -58,8 +60,9 @@ def probe(update: VmappedUpdate) -> None:
             found = vmapped(*asked)
     except Exception as error:
         raise NotVmapped(_where(error)) from error
-    if strange := sorted(_attributes(model) ^ kept):
-        raise NotVmapped(f"it keeps something of what it saw, as attribute {strange[0][0]!r}")
+    if path := difference(before, snapshot((model, loss))):
+        owner = "the model" if path.startswith("[0]") else "the loss"
+        raise NotVmapped(f"{owner} keeps something of what it saw, as {path[3:].strip(' .()')!r}")
     changed = [name for name, tensor in vmapped.constants.items() if tensor._version]
     if changed:
         raise NotVmapped(f"buffer {changed[0]!r} changes when the model runs")
@@ -104,16 +107,6 @@ class MadeUp:
         """As ``ClientData.take``."""
         rows = torch.where(rows < 0, ~rows, rows)
         return tree_map_only(Tensor, lambda part: part[rows], (self.features, self.targets))
-
-
-def _attributes(model: nn.Module) -> set[tuple[str, int]]:
-    """What its modules hold beside parameters, buffers and modules: names, and which objects."""
-    return {
-        (f"{prefix}.{name}" if prefix else name, id(value))
-        for prefix, module in model.named_modules()
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-    }
 
 
 def _alike(found: Tensor, expected: Tensor, nearby: Tensor, rounding: float) -> bool:

@@ -8,8 +8,8 @@ round: the next has a cohort of another size.
 
 from __future__ import annotations
 
-import logging
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from dpfedls.engine.engine import first_line
-
-log = logging.getLogger("dpfedls")
 
 Batch: TypeAlias = tuple[Tensor, bool]
 """Which samples, one row a client, and whether some rows are padded."""
@@ -98,10 +96,11 @@ class Recorder:  # pragma: no cover - GPU, tests/engine/test_kernels.py
                     graph.capture_end()
         except Exception as error:
             self.failed = True
-            log.warning(
-                "steps cannot be replayed as a CUDA graph (%s); they are launched one by one, with "
-                "the same result, slower where the model is small",
-                first_line(error),
+            warnings.warn(  # which a deployed run silences: what fits follows who was drawn
+                f"steps cannot be replayed as a CUDA graph ({first_line(error)}); they are "
+                "launched one by one, with the same result, slower where the model is small",
+                RuntimeWarning,
+                stacklevel=2,
             )
             return None
         self.last = graph

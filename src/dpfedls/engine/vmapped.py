@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -203,13 +203,13 @@ class ThreadedUpdate:
         parts = [clients[k::count] for k in range(count)]  # sizes lie in order, so parts are alike
         updates = params.new_empty(len(clients), len(params))
         with one_torch_thread():
-            made = self.pool.map(
-                lambda update, part: update(params, part, round_, key, radius, pace),
-                self.updates[:count],
-                parts,
-            )
+            made = [
+                self.pool.submit(update, params, part, round_, key, radius, pace)
+                for update, part in zip(self.updates, parts, strict=False)
+            ]
+            wait(made)  # all of them: where one failed, each is trained alone, by the same updates
             for k, part in enumerate(made):
-                updates[k::count] = part
+                updates[k::count] = part.result()
         return updates
 
 

@@ -152,7 +152,7 @@ class DPFedLS(Strategy):
         def make_round(state: ServerState) -> ServerState:
             """One round of DP-Fed-LS: sample, ask, check, sum; then noise, denoise, step."""
             t = state.round
-            self.run.check_budget(self.streams.nonce(t))
+            self.run.check_budget(self.streams.nonce(t, state.params.device))
             asked = self.configure_train(t + 1, ArrayRecord(), ConfigRecord(), grid)
             post = Post(Limit.of_update(self.server.layout)).send(grid, asked)
             self.aggregate_train(t + 1, post.replies(grid, timeout))
@@ -220,7 +220,7 @@ class DPFedLS(Strategy):
                 len(self._asked),
                 NOISE_ALONE,
             )
-        noise, nonce = self.streams.noise(t), self.streams.nonce(t)
+        noise, nonce = self.streams.noise(t), self.streams.nonce(t, total.device)
         self._released = self.server.finish_round(state, total, noise, nonce)
         return self._arrays(self._released), None
 

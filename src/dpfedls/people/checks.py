@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from dpfedls.people.clients import ClientData
 from dpfedls.people.fit import check_fit, check_values
 from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.losses import Loss, cross_entropy
+from dpfedls.people.memory import difference, snapshot
 from dpfedls.people.samples import Samples, as_samples
 
 log = logging.getLogger("dpfedls")
@@ -95,13 +97,35 @@ def dropout_of(module: nn.Module) -> float:
 
 
 def check_samples(model: nn.Module, data: Any, where: str, loss: Loss = cross_entropy) -> None:
-    """Refuse samples that the model cannot learn from: a pair's, or each person's alone."""
-    # A copy, since trying a model may change it; on the CPU, since a GPU dies of a bad token.
-    model = copy.deepcopy(model).cpu()
+    """Refuse samples that the model cannot learn from: a pair's, or each person's alone.
+
+    Refuses a model or a loss of which copies share what they keep: engines give each person a copy,
+    so that nothing of one person's samples reaches another's update.
+    """
+    before = snapshot((model, loss))
+    _try(model, data, where, loss)
+    if path := difference(before, snapshot((model, loss))):
+        owner = "model" if path.startswith("[0]") else "loss"
+        raise InputError(
+            f"the {owner} keeps something where a copy of it does too ({path[3:].strip(' .()')}), "
+            "so one person's samples would reach another's update, without noise; make it a "
+            "function of its inputs alone, or keep it in an attribute"
+        )
+
+
+def _try(model: nn.Module, data: Any, where: str, loss: Loss) -> None:
+    copies = partial(_copies, model, loss)
     if isinstance(data, LazyClients):
-        data.check = lambda j, own: _check(model, own, f"{where}[{j}]", loss)  # when it is loaded
+
+        def check(j: int, own: Samples) -> None:  # when they are loaded, on copies of their own
+            model, loss = copies()
+            _check(model, own, f"{where}[{j}]", loss)
+
+        data.check = check
         data.client(someone(data))
-    elif isinstance(data, ClientData):
+        return
+    model, loss = copies()
+    if isinstance(data, ClientData):
         first = someone(data)
         classes = check_fit(model, data.client(first), f"{where}[{first}]", loss)
         for people, rows in _blocks(data):
@@ -112,6 +136,18 @@ def check_samples(model: nn.Module, data: Any, where: str, loss: Loss = cross_en
                     check_values(model, data.client(j), f"{where}[{j}]", loss, classes)
     else:
         _check(model, as_samples(data, where), where, loss)
+
+
+def _copies(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
+    """Since trying them may change them; on the CPU, since a GPU dies of a bad token."""
+    try:
+        model, loss = copy.deepcopy((model, loss))
+    except (RuntimeError, TypeError) as error:  # the model can be copied: see check_model
+        raise InputError(
+            f"the loss cannot be copied ({str(error).splitlines()[0][:200]}), and every client "
+            "trains with a copy: take out what is no tensor or plain value"
+        ) from error
+    return model.cpu(), loss
 
 
 def _check(model: nn.Module, samples: Samples, where: str, loss: Loss) -> None:

@@ -32,7 +32,14 @@ def check_fit(model: nn.Module, samples: Samples, where: str, loss: Loss) -> int
             " is no number counts as zero: look for a log, a root or a division"
         )
     if loss is not cross_entropy:
-        _check_losses(_losses(model, features, targets, where, loss), where, sound)
+        losses, again = (_losses(model, features, targets, where, loss) for _ in range(2))
+        if not _same(losses, again):
+            raise InputError(
+                "loss answers the same outputs and targets differently each time, so one person's "
+                "samples would change what others learn; make it a function of these two alone, "
+                "without a counter or anything drawn at random"
+            )
+        _check_losses(losses, where, sound)
         return None
     if targets.is_floating_point() or targets.dim() != 1:
         several = _is_whole(targets) and targets[0].numel() > 1

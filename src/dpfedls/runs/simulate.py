@@ -135,14 +135,15 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
     survey = survey_of(recipe, task)
     people = task.data.to(next(model.parameters()).device)
 
-    trained = copy.deepcopy(model)  # what a model keeps of people's samples is not handed out
+    # What they keep of people's samples neither is handed out nor takes part in an evaluation.
+    trained, loss = copy.deepcopy((model, task.loss))
 
     def engine_in(units: AsGiven) -> Engine:
         return choose(
             trained,
             people.in_units(units),
             recipe.local,
-            task.loss,
+            loss,
             engine=recipe.engine,
             block_size=recipe.block_size,
         )

@@ -44,8 +44,6 @@ def program_of(model: nn.Module, layout: Layout, sample: Tensor, batch: int) -> 
         raise NotCompiled(f"the model has {layout.dim} weights, its known layers {used}")
     if not used or 0 in (math.prod(shape), *(math.prod(row.shape) for row in rows)):
         raise NotCompiled("the model has a layer of no width, or nothing to train")
-    if batch * max(math.prod(row.shape) for row in rows) >= 2**31:
-        raise NotCompiled("a batch has more numbers in one layer than 32 bits can count")
     vocabulary = 0 if floating else rows[0].sizes[2]
     return assembled(rows, tuple(leading), vocabulary, math.prod(shape), batch)
 

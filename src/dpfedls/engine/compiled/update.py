@@ -50,6 +50,9 @@ def compiled_update(
         raise NotCompiled("targets are not one whole-number label per sample")
     batch = min(local.batch_size, int(data.sizes.max(initial=1)))  # nobody fills a larger one
     program = program_of(model, layout, _model_input(features), batch)
+    # By the largest batch of the settings: how many samples somebody has is private.
+    if local.batch_size * program.widest >= 2**31:
+        raise NotCompiled("a batch may have more numbers in one layer than 32 bits can count")
     return CompiledUpdate(program, data, local)
 
 
