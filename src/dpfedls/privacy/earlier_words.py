@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 REWORDED = {
+    "noise level, denominator and number of rounds do not depend on anybody's data": (
+        "noise multiplier, denominator and number of rounds do not depend on anybody's data"
+    ),
     "for ever, whatever else they know": "at any time, with any other knowledge",
     "they count their own and know whether the last person was drawn": (
         "together they can work out who was sampled"

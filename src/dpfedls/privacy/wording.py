@@ -48,7 +48,7 @@ def enforced(ledger: LedgerKind, most_samples: int | None, nodes: Nodes | None) 
         alone if nodes is None else summed,
         *few,
         "all clients weigh the same, and the denominator is the public expected cohort",
-        "noise level, denominator and number of rounds do not depend on anybody's data",
+        "noise multiplier, denominator and number of rounds do not depend on anybody's data",
         paid[ledger],
         "denoising, averaging and evaluation see releases only",
     ]
