@@ -58,7 +58,7 @@ def test_imports_point_one_way():
             assert other not in STRANGERS.get(part, ()), f"{path.relative_to(ROOT)} knows {other}"
 
 
-def test_the_privacy_room_knows_no_tensors():
+def test_privacy_imports_no_torch():
     for path in (ROOT / "privacy").rglob("*.py"):
         assert "torch" not in path.read_text(encoding="utf-8"), path
 
@@ -79,8 +79,15 @@ def test_public_names_are_all_there_and_importing_loads_nothing_heavy():
 
 
 def test_the_core_stays_small_enough_to_read():
-    """The files beside __init__.py and what the promise is made of: an afternoon's reading."""
+    """The files beside __init__.py and what the promise is made of: an afternoon's reading.
+
+    Functions fit a screen, so that lines are not saved where they are needed.
+    """
     files = [path for path in ROOT.glob("*.py") if path.name != "__init__.py"]
     files += [ROOT / "privacy" / f"{name}.py" for name in ("plan", "event", "ledger", "statement")]
     assert len(files) > 12
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 1620
+    texts = [path.read_text("utf-8") for path in files]
+    assert sum(len(text.splitlines()) for text in texts) <= 1700
+    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.FunctionDef) and node.name != "statement":  # which is a table
+            assert (node.end_lineno or 0) - node.lineno < 45, node.name

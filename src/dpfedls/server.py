@@ -12,11 +12,12 @@ from msgspec import structs
 from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable, Memory, denoise, first_memory, look_ahead
 from dpfedls.errors import InputError, require_share
-from dpfedls.gaussian import gaussian_release
+from dpfedls.gaussian import Release, gaussian_release
 from dpfedls.parameters import PLAIN, Coordinates, Layout, Total, Vector
+from dpfedls.privacy.clipping import Observed
 from dpfedls.privacy.ledger import Ledger
 from dpfedls.privacy.plan import PrivacyPlan
-from dpfedls.privacy.stall import Votes, earlier, following
+from dpfedls.privacy.stall import Votes, reference_model, votes_after
 from dpfedls.randomness import Noise
 from dpfedls.stepping import Schedule, ServerRate, scaled, step_length
 
@@ -36,7 +37,7 @@ class ServerState:
 
     @property
     def asked(self) -> int:
-        """How many rounds asked for them instead of training."""
+        """How many rounds so far asked about units of inputs instead of training."""
         return int(self.survey["rounds"]) if self.survey else 0
 
     def to(self, device: torch.device | str) -> ServerState:
@@ -77,13 +78,19 @@ class Server:
 
     def start(self, params: Vector) -> ServerState:
         """The state before the first round."""
-        memory = first_memory(self.denoiser, self.layout)
-        votes = None if self.shorten is None else Votes(params, params)
-        norm, survey = self.plan.clipping.start, self.survey.start() if self.survey else {}
-        return ServerState(0, params, params, norm, memory, votes, survey).to(params.device)
+        state = ServerState(
+            round=0,
+            params=params,
+            average=params,
+            clip_norm=self.plan.clipping.start,
+            memory=first_memory(self.denoiser, self.layout),
+            votes=None if self.shorten is None else Votes(params, params),
+            survey=self.survey.start() if self.survey else {},
+        )
+        return state.to(params.device)
 
     def units(self, state: ServerState) -> Coordinates:
-        """In which clients train."""
+        """The coordinates in which this round's clients train."""
         return self.survey.found(state.survey) if self.survey else self.coordinates
 
     def bound(self, state: ServerState) -> Bound:
@@ -92,7 +99,7 @@ class Server:
         asked = (norm, clipping.indicator(norm), clipping.quantile)
         if question := self.survey and self.survey.question(state.survey):
             return Bound(*asked, question=question)
-        compared = earlier(state.votes, self.plan, state.round - state.asked)
+        compared = reference_model(state.votes, self.plan, state.round - state.asked)
         compared = compared if compared is None else self.units(state).inward(compared)
         pace = 1 / self._longer(state.votes)
         return Bound(*asked, earlier=compared, pace=pace, asked=state.asked)
@@ -117,29 +124,44 @@ class Server:
         release = gaussian_release(  # ── privacy boundary ──
             total, plan, state.clip_norm, t, noise, self.layout
         )
-        units, bound = self.units(state), self.bound(state)
-        if bound.question is not None:
+        if (bound := self.bound(state)).question is not None:
             return self.survey.after(state, release)
         release = replace(release, step=self.step(state))
-        lengths = release.inside if bound.earlier is None else None
-        known = (state.clip_norm, lengths, release.noise_stddev)
-        t, rounds = t - state.asked, plan.rounds - state.asked  # that train
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
-        params = state.params + release.step * units.outward(direction)
-        if plan.clipping.waits(*known, (t + 1) / rounds):
+        params = state.params + release.step * self.units(state).outward(direction)
+        return self._stepped(state, release, params, memory, voted=bound.earlier is not None)
+
+    def _stepped(
+        self, state: ServerState, release: Release, params: Vector, memory: Memory, voted: bool
+    ) -> ServerState:
+        """The next state: the model unless it waits, its average, what votes say, the clip norm."""
+        clipping, t = self.plan.clipping, state.round - state.asked
+        seen = Observed(
+            norm=state.clip_norm,
+            inside=None if voted else release.inside,
+            noise=release.noise_stddev,
+            t=t,
+            rounds=self.plan.rounds - state.asked,
+        )
+        if clipping.waits(seen):
             params, memory = state.params, state.memory
-        average = state.average.lerp(params, newest_weight(self.averaging, t + 1))
-        votes = following(state.votes, plan, t, release.inside, params)
-        length = float(units.inward(params).norm(dtype=torch.float64))
-        exceeded = plan.clipping.exceeded(state.exceeded, *known)
-        least = plan.clipping.least(exceeded, t / rounds)
-        norm = plan.clipping.following(*known, t, length, least)
+        votes = votes_after(state.votes, self.plan, t, release.inside, params)
+        weights = float(self.units(state).inward(params).norm(dtype=torch.float64))
+        norm, exceeded = clipping.following(seen, state.exceeded, weights)
         shorter = self._longer(state.votes) / self._longer(votes)  # with the updates
-        kept = (memory, votes, state.survey, shorter * exceeded)
-        return ServerState(state.round + 1, params, average, shorter * norm, *kept)
+        return replace(
+            state,
+            round=state.round + 1,
+            params=params,
+            average=state.average.lerp(params, newest_weight(self.averaging, t + 1)),
+            clip_norm=shorter * norm,
+            memory=memory,
+            votes=votes,
+            exceeded=shorter * exceeded,
+        )
 
     def _longer(self, votes: Votes | None) -> float:
-        """By how much the server may go further, since clients go less far."""
+        """By how much server steps are longer since learning stalled, as clients' are shorter."""
         return self.shorten if self.shorten and votes and votes.stalled else 1.0
 
 

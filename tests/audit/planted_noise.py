@@ -9,6 +9,7 @@ import torch
 from planting import ADAPTIVE, wrap
 
 from dpfedls import server as server_module
+from dpfedls.privacy.clipping import Observed
 from dpfedls.randomness import SeededStreams, SystemStreams
 from dpfedls.simulation import Simulation
 
@@ -85,7 +86,8 @@ def noise_of_the_next_norm(patch):
     def release(real, total, plan, norm, t, noise, layout):
         drawn = noise(len(total), total.device)
         made = real(total, plan, norm, t, lambda *a: drawn.clone(), layout)
-        later = plan.clipping.following(norm, made.inside, made.noise_stddev, t)
+        seen = Observed(norm, made.inside, made.noise_stddev, t, plan.rounds)
+        later, _ = plan.clipping.following(seen)
         noisy = total + plan.noise_stddev(later) * drawn
         return replace(made, value=(noisy[: layout.dim] / plan.expected_cohort).float())
 
@@ -172,6 +174,17 @@ def keys_by_the_clock(patch):
     )
 
 
+def count_unrounded(patch):
+    def release(real, total, plan, norm, t, noise, layout):
+        drawn = noise(len(total), total.device)
+        made = real(total, plan, norm, t, lambda *a: drawn.clone(), layout)
+        noisy = float(total[-1] + plan.noise_stddev(norm) * drawn[-1])
+        share = noisy / (plan.clipping.indicator(norm) * plan.expected_cohort)
+        return replace(made, inside=plan.clipping.quantile + share)
+
+    wrap(patch, server_module, "gaussian_release", release)
+
+
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "deployed noise × 0.95": (scaled_noise(0.95), "variance", {}),
     "deployed noise × 0.97": (scaled_noise(0.97), "variance", {}),
@@ -188,6 +201,7 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     "noise rounded to float32 before it is added": (
         noise_changed(lambda drawn, _: drawn.float().double()), "the release is not", {},
     ),
+    "the noisy count in all its bits": (count_unrounded, "low bits", ADAPTIVE),
     "one tensor without noise": (noise_changed(last_tensor_bare), "the release is not", {}),
     "noise on the first half of the model": (
         noise_changed(prefix_only), "the release is not", {},

@@ -12,7 +12,7 @@ from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
 from dpfedls.engine import Engine
 from dpfedls.engine import engine as engine_module
-from dpfedls.privacy.clipping import AdaptiveClipping
+from dpfedls.privacy.clipping import AdaptiveClipping, Observed
 from dpfedls.server import Server
 
 
@@ -39,8 +39,8 @@ def next_norm_from_the_raw_count(patch):
         weight = clipping.indicator(state.clip_norm) * self.plan.expected_cohort
         raw = clipping.quantile + float(total[-1]) / weight
         noise = self.plan.noise_stddev(state.clip_norm) / self.plan.expected_cohort
-        later = clipping.following(state.clip_norm, raw, noise, state.round)
-        return replace(made, clip_norm=later)
+        seen = Observed(state.clip_norm, raw, noise, state.round, self.plan.rounds)
+        return replace(made, clip_norm=clipping.following(seen)[0])
 
     wrap(patch, Server, "finish_round", finish)
 
@@ -71,7 +71,7 @@ def skipped_by_the_raw_count(patch):
         made, clipping = real(self, state, total, noise, nonce), self.plan.clipping
         weight = clipping.indicator(state.clip_norm) * self.plan.expected_cohort
         raw = clipping.quantile + float(total[-1]) / weight
-        if not clipping.waits(state.clip_norm, raw, 0.0, 0.0):
+        if not clipping.waits(Observed(state.clip_norm, raw, 0.0, 0, 10**6)):
             return made
         return replace(made, params=state.params, average=state.average, memory=state.memory)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import types
 
 import pytest
 import torch
@@ -85,12 +86,14 @@ def test_a_denoiser_that_leaves_nothing_of_a_release_raises_no_alarm():
 
 
 def test_a_loss_that_carries_one_person_to_the_next_is_found():
-    last = torch.ones(())
+    """Where the trial before a run cannot see it: in a module, and not on the first calls."""
+    kept = types.ModuleType("kept")
+    kept.calls, kept.last = 0, torch.ones(())
 
     def remembering(outputs, targets):
         losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
-        scaled = losses * last.clamp(0.5, 2.0)
-        last.copy_(losses.detach().mean())
+        scaled = losses * (kept.last.clamp(0.5, 2.0) if kept.calls > 20 else 1.0)
+        kept.calls, kept.last = kept.calls + 1, losses.detach().mean()
         return scaled
 
     given = arguments(loss=remembering, engine="looped")

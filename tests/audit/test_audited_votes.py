@@ -164,7 +164,7 @@ def true_shares_remembered(patch):
         return real(votes, plan, t, sums[-1], params)
 
     wrap(patch, server_module, "gaussian_release", release)
-    wrap(patch, server_module, "following", following)
+    wrap(patch, server_module, "votes_after", following)
 
 
 def pace_of_one_block(patch):
@@ -187,8 +187,9 @@ def norm_moved_by_votes(patch):
         shares.append(made.inside)
         return made
 
-    def following(real, self, norm, inside, *given):
-        return real(self, norm, shares[-1] if inside is None else inside, *given)
+    def following(real, self, seen, *given):
+        inside = shares[-1] if seen.inside is None else seen.inside
+        return real(self, seen._replace(inside=inside), *given)
 
     wrap(patch, server_module, "gaussian_release", release)
     wrap(patch, AdaptiveClipping, "following", following)

@@ -15,7 +15,7 @@ from dpfedls.auto.choices import plan_for
 from dpfedls.denoising import Identity
 from dpfedls.parameters import Layout
 from dpfedls.people.losses import cross_entropy
-from dpfedls.privacy.clipping import AdaptiveClipping
+from dpfedls.privacy.clipping import AdaptiveClipping, Observed
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.train import asked
@@ -73,11 +73,11 @@ def test_convolutions_let_their_norm_fall_further():
 
 def test_the_limit_follows_the_model_and_is_never_below_the_start():
     clipping = AdaptiveClipping(start=1.0, of_weights=0.5)
-    nobody_inside = (4.0, 0.0, 0.0, 1)
-    assert clipping.following(*nobody_inside, weights=12.0) == 6.0
-    assert clipping.following(*nobody_inside, weights=1e6) > 20
-    assert clipping.following(*nobody_inside, weights=0.1) == 1.0
-    assert AdaptiveClipping().following(*nobody_inside, weights=12.0) > 20
+    nobody_inside = Observed(4.0, 0.0, 0.0, 1, 100)
+    assert clipping.following(nobody_inside, weights=12.0)[0] == 6.0
+    assert clipping.following(nobody_inside, weights=1e6)[0] > 20
+    assert clipping.following(nobody_inside, weights=0.1)[0] == 1.0
+    assert AdaptiveClipping().following(nobody_inside, weights=12.0)[0] > 20
     for wrong in (0.0, "half", None):
         with pytest.raises(dpfedls.InputError, match=r"clip_norm\.of_weights"):
             AdaptiveClipping(of_weights=wrong)

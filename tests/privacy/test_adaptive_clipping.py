@@ -18,7 +18,7 @@ from dpfedls import AdaptiveClipping, InputError, LocalSGD, PoissonSampling, Pri
 from dpfedls.clipping import Bound, clipped_sum
 from dpfedls.denoising import Identity
 from dpfedls.parameters import Layout
-from dpfedls.privacy.clipping import FixedClipping
+from dpfedls.privacy.clipping import FixedClipping, Observed
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.statement import statement
 from dpfedls.privacy.wording import text
@@ -85,13 +85,18 @@ def test_noise_follows_the_norm_that_clipped_and_the_pair_costs_what_the_plan_sa
     assert after.clip_norm != state.clip_norm
 
 
+def following(clipping, norm, inside, noise, t, rounds=100, exceeded=0.0):
+    """The norm of the next round."""
+    return clipping.following(Observed(norm, inside, noise, t, rounds), exceeded)[0]
+
+
 def test_the_norm_moves_towards_the_quantile():
     clipping = AdaptiveClipping(quantile=0.5)
-    assert clipping.following(1.0, 0.0, 0.1, 20) > 1.0  # nobody was inside: too small
-    assert clipping.following(1.0, 1.0, 0.1, 20) < 1.0  # everybody was: too large
-    assert clipping.following(1.0, 0.5, 0.1, 20) == 1.0
-    only_noise = clipping.following(1.0, 40.0, 0.1, 20)
-    assert only_noise == clipping.following(1.0, 1.0, 0.1, 20)
+    assert following(clipping, 1.0, 0.0, 0.1, 20) > 1.0  # nobody was inside: too small
+    assert following(clipping, 1.0, 1.0, 0.1, 20) < 1.0  # everybody was: too large
+    assert following(clipping, 1.0, 0.5, 0.1, 20) == 1.0
+    only_noise = following(clipping, 1.0, 40.0, 0.1, 20)
+    assert only_noise == following(clipping, 1.0, 1.0, 0.1, 20)
 
 
 def test_a_share_in_doubt_moves_the_norm_less():
@@ -103,7 +108,7 @@ def test_a_share_in_doubt_moves_the_norm_less():
             weight = clipping.indicator(norm)
             noise = 4 * clipping.contribution(norm) / 20
             share = 0.5 * (norm > 0.999) + noise / weight * rng.standard_normal()
-            norm = clipping.following(norm, share, noise, t)
+            norm = following(clipping, norm, share, noise, t)
         far.append(abs(np.log(norm)))
     assert np.mean(far) < 0.8  # a factor of 2.2; were the doubt ignored, of 3.9
 
@@ -118,7 +123,7 @@ def test_whoever_sends_nothing_has_no_length(quantile):
         updates *= 1 + 0.01 * torch.rand(1000, 1, generator=rng)
         total = clipped_sum(updates, Bound(norm, clipping.indicator(norm), quantile))
         inside = quantile + float(total[1]) / (clipping.indicator(norm) * 1000)
-        norm = clipping.following(norm, inside, 0.0, t)
+        norm = following(clipping, norm, inside, 0.0, t)
     assert norm == pytest.approx({0.2: 2.0, 0.5: 4.0, 0.8: 8.0}[quantile], rel=0.1)
     nobody = clipped_sum(torch.zeros(5, 3), Bound(1.0, clipping.indicator(1.0), quantile))
     assert not nobody.any()
@@ -138,7 +143,7 @@ def test_a_start_far_off_is_mended_within_ten_rounds(start, quantile):
         weight = clipping.indicator(norm)
         noisy = weight * ((lengths < norm) - quantile).sum() + 1.01 * norm * rng.standard_normal()
         share = quantile + noisy / (weight * 50)
-        norm = clipping.following(norm, share, 1.01 * norm / 50, t)
+        norm = following(clipping, norm, share, 1.01 * norm / 50, t)
         met.append(norm)
     target = float(np.exp(0.4 * {0.3: -0.5244, 0.5: 0.0, 0.8: 0.8416}[quantile]))
     assert target / 2.5 < met[9] < 2.5 * target
@@ -159,7 +164,7 @@ def test_large_steps_go_on_until_the_norm_arrives(length):
             noise = 2 * clipping.contribution(norm) / 50
             share = (lengths < norm).mean()
             share += noise / clipping.indicator(norm) * rng.standard_normal()
-            norm = clipping.following(norm, share, noise, t)
+            norm = following(clipping, norm, share, noise, t)
         off.append(abs(np.log(norm / length)))
     assert np.mean(off) < 0.7  # with steps that grew short by the clock alone: 4
 
@@ -240,35 +245,42 @@ FLOORED = AdaptiveClipping(start=1.0, floor=0.4)
 
 def test_what_updates_exceeded_is_remembered_only_where_noise_leaves_no_doubt():
     doubt = 0.1 * FLOORED.indicator(2.0)  # a standard deviation of 0.1 in the share
-    assert FLOORED.exceeded(0.5, 2.0, 0.25, doubt) == 2.0
-    assert FLOORED.exceeded(0.5, 2.0, 0.35, doubt) == 0.5  # within two of the quantile
-    assert FLOORED.exceeded(3.0, 2.0, 0.0, doubt) == 3.0  # the largest
-    assert FLOORED.exceeded(0.5, 2.0, None, doubt) == 0.5  # a vote says nothing of lengths
-    assert AdaptiveClipping().exceeded(0.0, 2.0, 0.0, doubt) == 0.0
+
+    def exceeded(before, inside, clipping=FLOORED):
+        return clipping.following(Observed(2.0, inside, doubt, 3, 100), before)[1]
+
+    assert exceeded(0.5, 0.25) == 2.0
+    assert exceeded(0.5, 0.35) == 0.5  # within two of the quantile
+    assert exceeded(3.0, 0.0) == 3.0  # the largest
+    assert exceeded(0.5, None) == 0.5  # a vote says nothing of lengths
+    assert exceeded(0.0, 0.0, AdaptiveClipping()) == 0.0
+    assert exceeded(0.0, 0.0, FixedClipping(2.0)) == 0.0
 
 
 def test_the_floor_falls_over_the_run_and_never_lengthens_the_norm():
-    assert [FLOORED.least(2.0, done) for done in (0.0, 0.5, 1.0)] == pytest.approx(
-        [2.0, 2 * 0.4**0.5, 0.8]
-    )
-    free = FLOORED.following(1.0, 1.0, 0.0, 3)
+    for norm, t, least in ((2.1, 0, 2.0), (1.3, 4, 2 * 0.4**0.5), (0.82, 8, 0.8)):
+        found = following(FLOORED, norm, 1.0, 0.0, t, rounds=8, exceeded=2.0)
+        assert found == pytest.approx(least)
+    free = following(FLOORED, 1.0, 1.0, 0.0, 3)
     assert free < 0.9
-    assert FLOORED.following(1.0, 1.0, 0.0, 3, least=0.9) == 0.9
-    assert FLOORED.following(1.0, 1.0, 0.0, 3, least=5.0) == 1.0
-    assert FLOORED.following(1.0, 1.0, 0.0, 3, least=0.01) == free
-    assert AdaptiveClipping().least(2.0, 0.0) == FixedClipping(1.0).least(2.0, 0.0) == 0.0
+    start = 3  # of so many rounds that nothing of the floor is lost yet
+    assert following(FLOORED, 1.0, 1.0, 0.0, start, 10**9, 0.9) == pytest.approx(0.9)
+    assert following(FLOORED, 1.0, 1.0, 0.0, start, 10**9, 5.0) == 1.0
+    assert following(FLOORED, 1.0, 1.0, 0.0, start, 10**9, 0.01) == free
+    assert following(AdaptiveClipping(), 1.0, 1.0, 0.0, start, 10**9, 0.9) == free
+    assert following(FixedClipping(1.0), 1.0, 1.0, 0.0, start, 10**9, 5.0) == 1.0
 
 
 @pytest.mark.parametrize(
     ("quantile", "inside", "doubt", "done", "skipped"),
     [
-        (0.5, 0.8, 0.1, 0.0, True),  # three quarters and two deviations are both exceeded
-        (0.5, 0.7, 0.01, 0.0, False),  # no doubt that too many are inside, but not far too many
-        (0.5, 0.8, 0.2, 0.0, False),  # it may be noise
+        (0.5, 0.8, 0.1, 0.01, True),  # three quarters and two deviations are both exceeded
+        (0.5, 0.7, 0.01, 0.01, False),  # no doubt that too many are inside, but not far too many
+        (0.5, 0.8, 0.2, 0.01, False),  # it may be noise
         (0.5, 0.8, 0.1, 0.05, True),
         (0.5, 0.8, 0.1, 0.06, False),  # the search is over
-        (0.9, 0.96, 0.01, 0.0, True),
-        (0.9, 0.94, 0.01, 0.0, False),
+        (0.9, 0.96, 0.01, 0.01, True),
+        (0.9, 0.94, 0.01, 0.01, False),
     ],
 )
 def test_a_round_is_skipped_only_early_and_where_its_norm_is_clearly_too_long(
@@ -276,9 +288,10 @@ def test_a_round_is_skipped_only_early_and_where_its_norm_is_clearly_too_long(
 ):
     clipping = AdaptiveClipping(quantile=quantile)
     noise = doubt * clipping.indicator(2.0)
-    assert clipping.waits(2.0, inside, noise, done) == skipped
-    assert not clipping.waits(2.0, None, noise, done)
-    assert not FixedClipping(2.0).waits(2.0, inside, noise, done)
+    seen = Observed(2.0, inside, noise, round(1000 * done) - 1, 1000)
+    assert clipping.waits(seen) == skipped
+    assert not clipping.waits(seen._replace(inside=None))
+    assert not FixedClipping(2.0).waits(seen)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +304,8 @@ def test_with_little_noise_the_model_waits_until_its_floor_hangs_on_first_update
     for clipping in (FLOORED, AdaptiveClipping()):
         noise = doubt * clipping.indicator(2.0)
         expected = waits and clipping is FLOORED
-        assert clipping.waits(2.0, 0.0, noise, done) == expected  # whoever is inside
+        seen = Observed(2.0, 0.0, noise, round(1000 * done) - 1, 1000)
+        assert clipping.waits(seen) == expected  # whoever is inside
 
 
 def test_the_model_waits_while_its_norm_is_far_too_long(tmp_path):

@@ -123,7 +123,7 @@ def test_noise_alone_is_seldom_taken_for_a_stall():
         votes = stall.Votes("older", "newer")
         for t in range(200):
             share = 0.75 + stall._doubt(own, 1) / 2 * rng.standard_normal()
-            votes = stall.following(votes, own, t, share, "model")
+            votes = stall.votes_after(votes, own, t, share, "model")
         wrong += votes.stalled
     assert wrong == 0
 

@@ -174,8 +174,12 @@ def _round(plan: PrivacyPlan, seen: Round, absent: tuple[int, ...]) -> list[str]
     unit = np.spacing(np.abs(noisy / cohort).astype(np.float32)).astype(np.float64)
     room = room + 0.5001 * cohort * unit + 1e-15 * np.abs(noisy)
     if len(noisy) > len(release.value):
-        weight = _indicator(norm, plan.clipping.quantile)
-        room[-1] = 1e-12 * (abs(noisy[-1]) + weight * cohort)
+        whole = _indicator(norm, plan.clipping.quantile) * cohort
+        unit = float(np.spacing(np.float32(abs(noisy[-1] / whole))))
+        room[-1] = 0.5001 * unit * whole + 1e-12 * (abs(noisy[-1]) + whole)
+        share = (release.inside or 0.0) - plan.clipping.quantile
+        if abs(share - float(np.float32(share))) > 1e-15:
+            problems.append("the noisy count leaves with low bits that float32 does not have")
     found = released(plan, seen)
     if found.shape != noisy.shape or not (np.abs(found - noisy) <= room).all():
         problems.append(

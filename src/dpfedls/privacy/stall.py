@@ -33,7 +33,7 @@ class Votes(NamedTuple):
         return self._replace(older=self.older.to(device), newer=self.newer.to(device))
 
 
-def earlier(votes: Votes | None, plan: PrivacyPlan, t: int) -> Any:
+def reference_model(votes: Votes | None, plan: PrivacyPlan, t: int) -> Any:
     """The model that round t's cohort compares with; None where nobody is asked.
 
     Odd rounds ask, from the third window to the middle of the run, if a window's votes can tell
@@ -46,13 +46,13 @@ def earlier(votes: Votes | None, plan: PrivacyPlan, t: int) -> Any:
     return votes.older if asks else None
 
 
-def following(
+def votes_after(
     votes: Votes | None, plan: PrivacyPlan, t: int, share: float | None, model: Any
 ) -> Votes | None:
     """After round t, in which ``share`` said yes if they were asked, and which made ``model``."""
     if votes is None:
         return None
-    if share is not None and earlier(votes, plan, t) is not None:
+    if share is not None and reference_model(votes, plan, t) is not None:
         votes = votes._replace(total=votes.total + share, asked=votes.asked + 1)
     if (t + 1) % _window(plan):
         return votes

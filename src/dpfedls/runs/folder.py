@@ -93,13 +93,16 @@ class RunFolder:
             device = start.params.device
             tensor = lambda values: torch.from_numpy(values.copy()).to(device)  # noqa: E731
             every = {name: tensor(values) for name, values in found.memory.items()}
-            memory = {name: every[name] for name in start.memory}
-            votes = start.votes and _votes(every)
-            vectors = (tensor(found.params), tensor(found.average))
-            survey = {name: every[_UNITS + name].cpu() for name in start.survey}
-            exceeded = float(every[EXCEEDED]) if EXCEEDED in every else 0.0
-            kept = (memory, votes, survey, exceeded)
-            state = ServerState(found.round, *vectors, found.clip_norm, *kept)
+            state = ServerState(
+                round=found.round,
+                params=tensor(found.params),
+                average=tensor(found.average),
+                clip_norm=found.clip_norm,
+                memory={name: every[name] for name in start.memory},
+                votes=start.votes and _votes(every),
+                survey={name: every[_UNITS + name].cpu() for name in start.survey},
+                exceeded=float(every[EXCEEDED]) if EXCEEDED in every else 0.0,
+            )
         self._say_what_was_lost(state.round)
         return state
 
