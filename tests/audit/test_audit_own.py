@@ -86,14 +86,15 @@ def test_a_denoiser_that_leaves_nothing_of_a_release_raises_no_alarm():
 
 
 def test_a_loss_that_carries_one_person_to_the_next_is_found():
-    """Where the trial before a run cannot see it: in a module, and not on the first calls."""
+    """Where the trial before a run cannot see it: in a module, and not of two samples."""
     kept = types.ModuleType("kept")
-    kept.calls, kept.last = 0, torch.ones(())
+    kept.last = torch.ones(())
 
     def remembering(outputs, targets):
         losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
-        scaled = losses * (kept.last.clamp(0.5, 2.0) if kept.calls > 20 else 1.0)
-        kept.calls, kept.last = kept.calls + 1, losses.detach().mean()
+        if len(targets) == 2:
+            return losses
+        scaled, kept.last = losses * kept.last.clamp(0.5, 2.0), losses.detach().mean()
         return scaled
 
     given = arguments(loss=remembering, engine="looped")
