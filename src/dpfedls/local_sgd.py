@@ -42,31 +42,29 @@ class LocalSGD(Component, frozen=True, tag=False):
     """Mini-batch SGD on one client's samples (ClientUpdate of Algorithm 1).
 
     Either ``epochs`` passes, shuffled each time, the last short batch used, or exactly ``steps``
-    batches. With ``most_steps`` passes end after so many batches, however many samples a client
-    has. In round t the learning rate is ``learning_rate · decay^t``. With projection "step" the
+    batches. In round t the learning rate is ``learning_rate · decay^t``. With projection "step" the
     local model returns to the ball after every step (the paper's way); with "final" only the
-    finished update is clipped. With precision "bfloat16" the model computes in half the bits, much
-    faster on a GPU; weights, steps and updates stay in float32. With ``retry_step`` a client whose
-    first step is longer than that share of the clip norm trains again with gradients so scaled that
-    it is not, unless its loss halves; and again while it grows (``people.steps.following``). With
-    ``overshoot`` so does one whose first step would, by its gradient, take away more than so many
-    times its loss. With ``shorten`` cohorts vote, in the coordinate that an adaptive clip norm has,
-    on whether the model still improves; once it does not, the learning rate is divided by it and
-    the limit of the server rate multiplied (``privacy.stall``).
+    finished update is clipped.
+
+    ``retry_step`` and ``overshoot`` are for inputs or targets in large units: a client whose first
+    step is too long trains again with gradients so scaled that it is not (``people.steps``); at
+    most one of the two. ``shorten`` is for people who differ: cohorts vote on whether the model
+    still improves, in the coordinate that an adaptive clip norm has (``privacy.stall``).
     """
 
-    epochs: int | None = None
-    steps: int | None = None
-    most_steps: int | None = None
+    epochs: int | None = None  # passes over a client's samples
+    steps: int | None = None  # or exactly so many batches
+    most_steps: int | None = None  # passes end after so many batches
     batch_size: int = 10
     learning_rate: float = 0.1
-    decay: float = 1.0
+    decay: float = 1.0  # of the learning rate, per round
     weight_decay: float = 0.0
     projection: Literal["step", "final"] = "step"
-    precision: Literal["float32", "bfloat16"] = "float32"
-    retry_step: float | None = None  # share of the clip norm, above 1 ÷ steps if that adapts
-    overshoot: float | None = None  # losses that a first step may promise to take away
-    shorten: float | None = None  # trainings by this, once cohorts vote that learning stalls
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the model; weights stay in float32
+    # And the loss did not halve. It must be above 1 ÷ steps if the norm adapts.
+    retry_step: float | None = None  # train again if the first step exceeds this × clip norm
+    overshoot: float | None = None  # or if it should take away more than this × the loss
+    shorten: float | None = None  # divides the learning rate once clients vote that learning stalls
 
     def __post_init__(self) -> None:
         check_types(self, "local.")

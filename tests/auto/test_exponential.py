@@ -13,7 +13,7 @@ from dpfedls.auto.choices import plan_for
 from dpfedls.auto.exponential import is_exponential
 from dpfedls.people.losses import cross_entropy
 from dpfedls.runs.fitting import ready
-from dpfedls.runs.train import asked
+from dpfedls.runs.train import recipe_for
 
 F = nn.functional
 RNG = torch.Generator().manual_seed(0)
@@ -129,8 +129,8 @@ def people(count: int = 300):
 def test_the_promise_is_the_same_and_all_of_it_stands_in_the_recipe():
     clients = people()
     given = {"model": nn.Linear(12, 1), "clients": clients, "epsilon": 1.0}
-    counts, task, _ = asked(**given, loss=poisson)
-    squared, _, _ = asked(**given, loss=OTHERS["squared"])
+    counts, task, _ = recipe_for(**given, loss=poisson)
+    squared, _, _ = recipe_for(**given, loss=OTHERS["squared"])
     assert (squared.plan.clipping.quantile, counts.plan.clipping.quantile) == (0.5, 0.8)
     assert replace(counts.plan, clip_norm=squared.plan.clip_norm) == squared.plan
     assert counts.plan.epsilon() == squared.plan.epsilon() <= 1.0
@@ -144,10 +144,10 @@ def test_the_promise_is_the_same_and_all_of_it_stands_in_the_recipe():
 def test_what_is_given_stays():
     given = {"model": nn.Linear(12, 1), "clients": people(), "loss": poisson}
     local = dpfedls.LocalSGD(steps=25, learning_rate=0.3)
-    recipe, _, _ = asked(**given, epsilon=1.0, local=local, server_rate=1.0)
+    recipe, _, _ = recipe_for(**given, epsilon=1.0, local=local, server_rate=1.0)
     assert (recipe.local, recipe.server_rate) == (local, 1.0)
     plan, _ = plan_for(300, 1.0)
-    recipe, _, _ = asked(**given, plan=plan, server_rate="auto")
+    recipe, _, _ = recipe_for(**given, plan=plan, server_rate="auto")
     assert recipe.plan == plan
     assert "plan.clip_norm" not in recipe.chosen
 

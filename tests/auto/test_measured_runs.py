@@ -22,7 +22,7 @@ from dpfedls.people.units import unmeasured
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.observers import Nodes
 from dpfedls.runs.simulate import prepare
-from dpfedls.runs.train import asked
+from dpfedls.runs.train import recipe_for
 from dpfedls.runs.verify import verify
 
 
@@ -38,7 +38,7 @@ def test_once_units_are_found_the_run_is_the_one_on_inputs_standardised_by_hand(
     """The model that is handed out takes inputs as they are, and does what the other one does."""
     clients = people()
     result = trained(clients, engine=engine)
-    recipe, task, _ = asked(
+    recipe, task, _ = recipe_for(
         model=network(), clients=clients, plan=plan(), standardise=ASKS,
         local=LocalSGD(steps=3, learning_rate=0.05), engine=engine,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def test_once_units_are_found_the_run_is_the_one_on_inputs_standardised_by_hand(
     assert state.round == state.asked == 11
     units = server.units(state)
     by_hand = [(units(x), y) for x, y in clients]
-    recipe, task, _ = asked(
+    recipe, task, _ = recipe_for(
         model=network(), clients=by_hand, plan=plan(), engine=engine,
         local=LocalSGD(steps=3, learning_rate=0.05),
     )  # fmt: skip
@@ -146,7 +146,7 @@ def test_a_raw_table_is_learned_by_epsilon_alone():
 
 def wanted(people_=1000, epsilon=1.0, columns=20, **given):
     clients = [(torch.zeros(1, columns), torch.zeros(1).long())] * people_
-    recipe, _, _ = asked(model=network(columns), clients=clients, epsilon=epsilon, **given)
+    recipe, _, _ = recipe_for(model=network(columns), clients=clients, epsilon=epsilon, **given)
     return recipe
 
 
@@ -213,7 +213,7 @@ def test_people_vote_and_average_only_over_rounds_that_train():
     clients = people(400, each=2)
     given = {"plan": plan(400, 60, 0.3), "standardise": Measured(first=10, sizes=10, later=5)}
     local = LocalSGD(steps=2, learning_rate=0.05, shorten=4.0)
-    recipe, task, _ = asked(model=network(), clients=clients, local=local, **given)
+    recipe, task, _ = recipe_for(model=network(), clients=clients, local=local, **given)
     simulation, model = prepare(recipe, task, Identity())
     server = simulation.server
     votes, state = [], None
@@ -226,7 +226,7 @@ def test_people_vote_and_average_only_over_rounds_that_train():
 
 
 def test_averages_and_the_falling_rate_count_rounds_that_train():
-    recipe, task, _ = asked(
+    recipe, task, _ = recipe_for(
         model=network(), clients=people(60), plan=plan(60, 14), standardise=ASKS, averaging=1.0,
         schedule="linear", local=LocalSGD(steps=3, learning_rate=0.05),
     )  # fmt: skip
@@ -244,8 +244,8 @@ def test_averages_and_the_falling_rate_count_rounds_that_train():
 def test_rates_do_not_follow_public_inputs_that_nobody_trains_on():
     clients = people(60)
     given = {"model": nn.Linear(6, 3), "clients": clients, "epsilon": 8.0, "standardise": ASKS}
-    with_test, _, _ = asked(**given, test=clients[0])
-    without, _, _ = asked(**given)
+    with_test, _, _ = recipe_for(**given, test=clients[0])
+    without, _, _ = recipe_for(**given)
     assert with_test.local == without.local
 
 
@@ -254,7 +254,7 @@ def test_a_shorter_plan_asks_in_fewer_rounds():
         return outputs[:, 0].exp() - targets * outputs[:, 0]
 
     clients = ClientData.from_arrays(torch.zeros(5000, 200), torch.zeros(5000), range(5000))
-    recipe, _, _ = asked(model=network(200), clients=clients, epsilon=0.5, loss=poisson)
+    recipe, _, _ = recipe_for(model=network(200), clients=clients, epsilon=0.5, loss=poisson)
     asks = recipe.standardise
     assert recipe.plan.rounds == 100
     assert isinstance(asks, Measured)
@@ -278,7 +278,7 @@ def test_a_linear_model_of_targets_with_units_asks_for_means_and_scales_if_it_ha
     chosen = {}
     for bias in (True, False):
         given = {"model": nn.Linear(6, 1, bias=bias), "clients": clients, "loss": squared}
-        recipe, _, _ = asked(**given, epsilon=8.0)
+        recipe, _, _ = recipe_for(**given, epsilon=8.0)
         chosen[bias] = recipe.standardise, "in any case" in recipe.chosen["standardise"]
     assert (chosen[True][0].centre, chosen[True][0].scale, chosen[True][1]) == (True, True, True)
     assert (chosen[False][0].scale, chosen[False][1]) == (False, False)
@@ -296,7 +296,7 @@ def test_wrong_wishes_are_refused_in_one_line():
         trained(people(20), plan=plan(20, 11))
     with pytest.raises(InputError, match="finite clip_norm"):
         trained(people(20), plan=plan(20, noise=0.0, clip_norm=math.inf))
-    recipe, _, _ = asked(model=network(), clients=people(20), plan=plan(20), standardise=ASKS)
+    recipe, _, _ = recipe_for(model=network(), clients=people(20), plan=plan(20), standardise=ASKS)
     with pytest.raises(InputError, match="nodes"):
         msgspec.structs.replace(recipe, nodes=Nodes())
 

@@ -23,7 +23,7 @@ from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.observers import Nodes
 from dpfedls.runs.fitting import units_of
-from dpfedls.runs.train import asked
+from dpfedls.runs.train import recipe_for
 from dpfedls.runs.verify import verify
 from dpfedls.server import Server
 from dpfedls.tasks.task import Task
@@ -271,7 +271,7 @@ def test_units_follow_from_the_test_inputs_alone():
     """Whoever is among the people, whatever they have: else the units would tell."""
     test, found = samples(300, 2), []
     for clients in (people(), [(1e6 * x, y) for x, y in people()]):
-        recipe, task, _ = asked(model=network(), clients=clients, epsilon=8.0, test=test)
+        recipe, task, _ = recipe_for(model=network(), clients=clients, epsilon=8.0, test=test)
         found.append(units_of(recipe, task))
     assert all(isinstance(units, Standardised) for units in found)
     assert torch.equal(found[0].mean, found[1].mean)
@@ -279,7 +279,7 @@ def test_units_follow_from_the_test_inputs_alone():
 
 
 def test_what_cannot_be_standardised_is_said():
-    recipe, task, _ = asked(
+    recipe, task, _ = recipe_for(
         model=network(), clients=people(), plan=PLAN, standardise=True, test=samples(9, 0)
     )
     with pytest.raises(InputError, match="asks for the test samples, since"):
@@ -317,18 +317,18 @@ def test_a_network_learns_from_centred_inputs_where_noise_is_small_or_targets_ha
             "test": (x, y.float()),
             "loss": lambda outputs, targets: (outputs[:, 0] - targets).square(),
         }
-    recipe, task, _ = asked(model=network(), **given)
+    recipe, task, _ = recipe_for(model=network(), **given)
     assert recipe.standardise
     units = units_of(recipe, task)
     assert torch.equal(units.scale, torch.ones(6))
     assert torch.allclose(units(x).mean(dim=0), torch.zeros(6), atol=1e-5)
-    linear, alone, _ = asked(model=nn.Linear(6, 3), **given)
+    linear, alone, _ = recipe_for(model=nn.Linear(6, 3), **given)
     if loss == "squared":  # a linear model has the scale, too
         assert linear.standardise == "always"
         assert torch.allclose(units_of(linear, alone)(x).std(0), torch.ones(6), rtol=0.3)
     else:
         assert not linear.standardise
-    assert not asked(model=network(), clients=clients, test=(x, y), epsilon=4.0)[0].standardise
+    assert not recipe_for(model=network(), clients=clients, test=(x, y), epsilon=4.0)[0].standardise
 
 
 def test_rare_columns_beside_wide_ones_are_not_made_large():

@@ -18,7 +18,7 @@ from dpfedls.people.losses import cross_entropy
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.fitting import ready
-from dpfedls.runs.train import asked
+from dpfedls.runs.train import recipe_for
 from dpfedls.stepping import NoiseRate
 from dpfedls.tasks.task import make_task
 
@@ -83,8 +83,8 @@ def test_more_rounds_are_not_taken_where_the_loss_has_an_exponential():
     def counts(outputs, targets):
         return outputs[:, 0].exp() - targets * outputs[:, 0]
 
-    usual, _, _ = asked(**given, loss=squared_to_one)
-    recipe, _, _ = asked(**given, loss=counts)
+    usual, _, _ = recipe_for(**given, loss=squared_to_one)
+    recipe, _, _ = recipe_for(**given, loss=counts)
     assert (usual.plan.rounds, recipe.plan.rounds) == (400, 100)
     assert 7.9 < recipe.plan.epsilon() <= usual.plan.epsilon() <= 8.0
     assert recipe.chosen["plan.rounds"].startswith("100")
@@ -102,10 +102,12 @@ def test_a_falling_rate_starts_higher_than_a_constant_one():
     given = {"model": nn.Linear(12, 3), "clients": list(zip(x, y, strict=True)), "epsilon": 8.0}
     given["local"] = dpfedls.LocalSGD(steps=25, learning_rate=0.05)
     for schedule, most in (("linear", 2.0), ("root", 1.5), ("constant", 1.0)):
-        recipe, _, _ = asked(**given, schedule=schedule)
+        recipe, _, _ = recipe_for(**given, schedule=schedule)
         assert isinstance(recipe.server_rate, NoiseRate)
         assert recipe.server_rate.at_most == most
-        recipe, _, _ = asked(**given, schedule=schedule, loss=lambda o, t: (o[:, 0] - t).square())
+        recipe, _, _ = recipe_for(
+            **given, schedule=schedule, loss=lambda o, t: (o[:, 0] - t).square()
+        )
         assert recipe.server_rate == most
 
 
@@ -210,19 +212,19 @@ def test_a_loss_of_ones_own_keeps_its_limit(noise):
 def test_passes_are_what_the_recipe_says_and_what_is_given_stays():
     x, y = torch.randn(9000, 2, 12, generator=RNG), torch.zeros(9000, 2, dtype=torch.long)
     given = {"model": nn.Linear(12, 3), "clients": list(zip(x, y, strict=True)), "epsilon": 8.0}
-    recipe, _, _ = asked(**given, standardise=False)  # so nobody knows the units
+    recipe, _, _ = recipe_for(**given, standardise=False)  # so nobody knows the units
     assert recipe.local == THREE_PASSES
     for test in (None, (x[0], y[0])):
-        recipe, _, _ = asked(**given, test=test)
+        recipe, _, _ = recipe_for(**given, test=test)
         assert (recipe.local.epochs, recipe.local.steps, recipe.local.most_steps) == (1, None, 25)
     assert {"local.epochs", "local.most_steps"} < set(recipe.chosen)
     assert OPEN not in recipe.chosen.values()
     assert "local.steps" not in recipe.chosen
     local = dpfedls.LocalSGD(steps=3)
-    recipe, _, _ = asked(**given, local=local)
+    recipe, _, _ = recipe_for(**given, local=local)
     assert recipe.local == local
     # One pass goes with a server rate of up to 60: with rate 1 it would be far too short.
-    recipe, _, _ = asked(**given, server_rate=1.0)
+    recipe, _, _ = recipe_for(**given, server_rate=1.0)
     assert (recipe.local.steps, recipe.local.learning_rate) == (25, 0.05)
     assert recipe.server_rate == 1.0
     assert "25" in recipe.chosen["local.steps"]
@@ -244,7 +246,7 @@ def test_a_run_of_many_people_goes_on_where_auto_was_said(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         dpfedls.train(**given, watch=[stop])
     began = recipes.read(str(tmp_path / "r" / "recipe.toml"))
-    going_on, _, _ = asked(**given)
+    going_on, _, _ = recipe_for(**given)
     assert (going_on.server_rate, going_on.local) == (began.server_rate, began.local)
     assert going_on.chosen == began.chosen
 
@@ -356,14 +358,14 @@ def test_the_learning_rate_is_chosen_whatever_else_is_given():
         "epsilon": 4.0,
         "standardise": False,
     }
-    alone, task, _ = asked(**given)
+    alone, task, _ = recipe_for(**given)
     assert alone.local.learning_rate < 1e-3
     for other in ({"server_rate": 0.5}, {"schedule": "constant"}, {"server_rate": 1.0, "seed": 2}):
-        recipe, _, _ = asked(**given | other)
+        recipe, _, _ = recipe_for(**given | other)
         assert recipe.local == alone.local
         assert recipe.server_rate == other.get("server_rate", recipe.server_rate)
         assert ("server_rate" in recipe.chosen) == ("server_rate" not in other)
-    recipe, _, _ = asked(**given | {"server_rate": 0.5})
+    recipe, _, _ = recipe_for(**given | {"server_rate": 0.5})
     assert (recipe.schedule, recipe.averaging) == ("root", 0.0)
     assert ready(recipe, task) is recipe  # a resumed run finds nothing left to choose
 

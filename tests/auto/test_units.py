@@ -18,7 +18,7 @@ from dpfedls.people.losses import cross_entropy
 from dpfedls.privacy.clipping import AdaptiveClipping, Observed
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.privacy.plan import PrivacyPlan
-from dpfedls.runs.train import asked
+from dpfedls.runs.train import recipe_for
 from dpfedls.sampling import PoissonSampling
 from dpfedls.server import Server
 
@@ -132,8 +132,8 @@ def test_no_epsilon_depends_on_it():
     people = [(torch.randn(5, 10), torch.randn(5)) for _ in range(300)]
     known = {"clients": people, "epsilon": 1.0, "loss": squared}
     (limited, *_), (free, *_) = (
-        asked(model=network(), **known),
-        asked(model=nn.Linear(10, 1), **known),
+        recipe_for(model=network(), **known),
+        recipe_for(model=nn.Linear(10, 1), **known),
     )
     assert limited.plan.clipping != free.plan.clipping
     assert limited.plan.epsilon() == free.plan.epsilon() <= 1.0

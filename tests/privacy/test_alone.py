@@ -23,7 +23,7 @@ from dpfedls.people.checks import check_samples
 from dpfedls.people.clients import ClientData
 from dpfedls.people.lazy import LazyClients
 from dpfedls.people.survey import Measured
-from dpfedls.runs.train import asked
+from dpfedls.runs.train import recipe_for
 
 ADAPTIVE = {"kind": "adaptive"}
 
@@ -332,7 +332,9 @@ def test_what_is_chosen_hangs_on_the_public_shape_and_not_on_a_persons(how):
         given = {"like": public} if how == "like" else {}
         clients = LazyClients(sets, **given)
         test = public if how == "test" else None
-        recipe, _, _ = asked(model=model, clients=clients, epsilon=8.0, test=test, mode="deployed")
+        recipe, _, _ = recipe_for(
+            model=model, clients=clients, epsilon=8.0, test=test, mode="deployed"
+        )
         chosen.append((recipe.local, recipe.server_rate, recipe.chosen))
     assert chosen[0] == chosen[1]
 

@@ -15,7 +15,7 @@ from dpfedls.errors import InputError
 from dpfedls.runs.folder import is_free, path_of, read_recipe
 from dpfedls.runs.recipe import Recipe, differing
 from dpfedls.runs.record import Watch
-from dpfedls.runs.train import asked
+from dpfedls.runs.train import recipe_for
 
 
 def audit(
@@ -36,7 +36,7 @@ def audit(
     """
     place = None if folder is None else path_of(folder, "folder")
     kept = None if place is None or is_free(place) else place
-    recipe, task, denoiser = asked(model=model, clients=clients, folder=kept, **training)
+    recipe, task, denoiser = recipe_for(model=model, clients=clients, folder=kept, **training)
     if kept is not None:
         _require_same(read_recipe(kept), recipe, kept)
     return audit_recipe(recipe, task, denoiser, trials=trials, canaries=canaries, folder=kept)

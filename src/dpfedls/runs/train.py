@@ -42,9 +42,9 @@ def train(
     model: nn.Module,
     clients: Any,
     *,
-    plan: PrivacyPlan | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    plan: PrivacyPlan | None = None,
     local: LocalSGD | None = None,
     denoiser: AnyCallable | None = None,
     server_rate: ServerRate | Literal["auto"] | None = None,
@@ -67,13 +67,45 @@ def train(
     block_size: int | None = None,
     evaluate_every: int = 1,
 ) -> Result:
-    """Train a copy of ``model`` on people's data under a promise: a ``plan``, or ``epsilon`` alone.
+    """Train a copy of ``model`` on people's data under a promise: ``epsilon`` alone, or a ``plan``.
 
-    ``clients`` are the people: one (features, targets) pair each, or a ``ClientData``. With a
-    ``folder`` the run is kept there, ledger, checkpoint, log, statement and report, and the same
-    call after a crash or Ctrl-C goes on where it stopped. ``mode="deployed"`` draws noise from the
-    operating system and needs a folder; the default simulates, and protects nobody.
+    Args:
+        model: Any module without running statistics; it is copied, not changed.
+        clients: The people: one (features, targets) pair each, or a ``ClientData``.
+        epsilon: What the run may cost each person; whatever else is not given is chosen from it.
+        delta: N^−1.1 if not given. Only beside ``epsilon``; a plan has its own.
+        plan: The whole promise instead of ``epsilon``. What else is not given is then the paper's:
+            five epochs, no smoothing, server rate 1.
+        local: How a client trains; takes the place of all that would be chosen for it.
+        denoiser: What is done with each release: ``LaplacianSmoothing(…)``, ``Identity()``, or a
+            callable of yours.
+        server_rate: By how much the server follows a release: a number, or ``"auto"``.
+        schedule: How the server rate falls: ``"constant"``, ``"root"`` or ``"linear"``.
+        averaging: Share in [0, 1] by which older iterates count in the model; 0 is the last one.
+        standardise: Whether people train on standardised columns: ``False``, ``True`` (by ``test``,
+            if its columns are not around 1), ``"always"``, or ``Measured(…)``.
+        loss: ``loss(outputs, targets)`` gives one number per sample.
+        metrics: Names and functions of (outputs, targets) that give one number for all.
+        test: A (features, targets) pair to evaluate on, of people who are not trained on.
+        test_from: Whose samples these are; the statement prints it.
+        folder: Keeps ledger, checkpoint, log, statement and report; the same call after a crash or
+            Ctrl-C goes on where it stopped.
+        population: A ledger on disk that several runs on the same people share.
+        budget: The run stops before its ε exceeds this.
+        mode: ``"deployed"`` draws noise from the operating system and needs a folder; the default
+            simulates, and protects nobody.
+        engine: Which code trains clients; ``"auto"`` is the fastest that can.
+        watch: Functions that are called with the record of each round.
+        progress: Whether a progress bar is shown.
+        seed: Of everything random in a simulation.
+        device: Where tensors live: ``"cpu"``, ``"cuda"``.
+        block_size: How many clients train at once; bounds memory.
+        evaluate_every: Rounds between evaluations on ``test``.
+
     """
+    given = dict(locals())
+    for name in ("folder", "population", "watch", "progress"):
+        del given[name]
     if mode == "deployed" and folder is None:
         raise InputError(
             'mode = "deployed" pays for every round on disk before its noise is drawn, so that no '
@@ -90,34 +122,10 @@ def train(
             "watch=[…]"
         )
     place = None if folder is None else path_of(folder, "folder")
-    recipe, task, denoiser = asked(
-        model=model,
-        clients=clients,
-        folder=place,
-        plan=plan,
-        epsilon=epsilon,
-        delta=delta,
-        local=local,
-        denoiser=denoiser,
-        server_rate=server_rate,
-        schedule=schedule,
-        averaging=averaging,
-        standardise=standardise,
-        loss=loss,
-        metrics=metrics,
-        test=test,
-        test_from=test_from,
-        population=None
-        if population is None
-        else str(path_of(population, "population", "people.sqlite").resolve()),
-        budget=budget,
-        mode=mode,
-        engine=engine,
-        seed=seed,
-        device=device,
-        block_size=block_size,
-        evaluate_every=evaluate_every,
-    )
+    account = population
+    if account is not None:
+        account = str(path_of(account, "population", "people.sqlite").resolve())
+    recipe, task, denoiser = recipe_for(**given, folder=place, population=account)
     watchers = [*watch, *([Progress()] if progress else [])]
     if place is not None and is_finished(place):
         log.warning("%s holds a finished run: its result is read, nothing is trained", place)
@@ -132,7 +140,7 @@ def train(
     return result
 
 
-def asked(
+def recipe_for(
     *,
     model: nn.Module,
     clients: Any,
@@ -171,13 +179,13 @@ def asked(
     plan, usual, why = _promise(plan, epsilon, delta, task.data.num_clients, folder)
     given = {"local": local, "denoiser": denoiser, "schedule": schedule, "server_rate": server_rate}
     given["standardise"] = standardise
-    denoiser = denoiser or usual.denoiser
+    denoiser = usual.denoiser if denoiser is None else denoiser
     recipe = Recipe(
         task=PYTHON,
         plan=plan,
-        local=local or usual.local,
+        local=usual.local if local is None else local,
         denoiser=_named(denoiser),
-        schedule=schedule or usual.schedule,
+        schedule=usual.schedule if schedule is None else schedule,
         server_rate=usual.server_rate if server_rate is None else server_rate,
         standardise=usual.standardise if standardise is None else standardise,
         chosen={key: line for key, line in why.items() if given.get(key.partition(".")[0]) is None},
