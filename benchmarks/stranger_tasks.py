@@ -11,6 +11,7 @@ from collections.abc import Callable
 import foreign_tasks
 import numpy as np
 import torch
+from raw_tasks import published
 from torch import Tensor, nn
 
 from dpfedls import Task
@@ -111,7 +112,44 @@ def faces(rng: np.random.Generator) -> Task:
     return _task(_floats(x), torch.from_numpy(labels), _equal(1000, 20), _mlp(144, 40, 64))
 
 
+def sigmoids(rng: np.random.Generator) -> Task:
+    """Five classes by 20 columns, a mix of their own each; 250 people of 40, MLP of sigmoids."""
+    centres = 0.9 * rng.normal(size=(5, 4, 20))
+    mixes = [rng.dirichlet(0.6 * np.ones(5)) for _ in range(250 + HELD // 20)]
+    rows = [40] * 250 + [20] * (HELD // 20)
+    y = np.concatenate([rng.choice(5, n, p=mix) for n, mix in zip(rows, mixes, strict=True)])
+    x = centres[y, rng.integers(4, size=len(y))] + rng.normal(size=(len(y), 20))
+    net = nn.Sequential(
+        nn.Linear(20, 50), nn.Sigmoid(), nn.Linear(50, 50), nn.Sigmoid(), nn.Linear(50, 5)
+    )
+    return _task(_floats(x), torch.from_numpy(y), _equal(250, 40), net)
+
+
+def odd_units(rng: np.random.Generator) -> Task:
+    """Year, price, place, age, tax in their units, three classes; 20,000 people of one row, MLP."""
+    first, last = rng.normal(size=(8, 6)), rng.normal(size=(6, 3))
+    middle = np.array([1985, 2.5e5, 47, 8, 110, 4, 45, 1800.0])
+    spread = np.array([18, 9e4, 0.8, 1.1, 40, 1.4, 16, 700.0])
+    z = rng.normal(size=(20_000 + HELD, 8))
+    scores = 1.5 * np.tanh(z @ first) @ last
+    y = (scores + 0.5 * rng.gumbel(size=scores.shape)).argmax(axis=1)
+    return _task(_floats(middle + spread * z), torch.from_numpy(y), _equal(20_000, 1), _mlp(8, 3))
+
+
+def mortgages(rng: np.random.Generator) -> Task:
+    """Whether a mortgage was denied (12 %), as published; 1,600 people, linear, one output."""
+    x, y = published("AER", "HMDA", "deny")
+    order = rng.permutation(len(y))
+    labels = torch.from_numpy((y[order] == "yes").astype(np.int64))
+    return _task(
+        _floats(x[order]), labels, _equal(1600, 1), nn.Linear(x.shape[1], 1), loss=log_loss
+    )
+
+
 TASKS: dict[str, Callable[[np.random.Generator], Task]] = {
     maker.__name__: maker
-    for maker in (fraud, fraud_raw, moons, sentences, weighted, word_counts, nine_tenths, faces)
+    for maker in (
+        *(fraud, fraud_raw, moons, sentences, weighted, word_counts, nine_tenths, faces),
+        *(sigmoids, odd_units, mortgages),
+    )
 }

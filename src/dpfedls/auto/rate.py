@@ -23,10 +23,12 @@ from dpfedls.people.losses import Loss, cross_entropy
 from dpfedls.people.samples import Samples, as_input, each
 from dpfedls.people.units import LARGE, SMALL
 
-USUAL, MOST = 0.08, 0.16
-"""ρ that suited thirteen tasks, and the largest that suited any of them."""
-MOVED, MOVED_FAR = 1.5, 3.0
-"""Scores that move by less than the first allow a larger ρ; by more than the second, a smaller."""
+USUAL, MOST, MOST_ALIKE = 0.08, 0.16, 0.64
+"""ρ that suited thirteen tasks, the largest that suited any, and where all inputs move alike."""
+MOVED, MOVED_FAR, MOVED_APART = 1.5, 3.0, 0.5
+"""Scores that move by less than the first allow a larger ρ; by more than the second, a smaller.
+A network whose noise moves the scores of all inputs alike, and apart by less than the third, allows
+more than ``MOST``: training corrects what is common to all. Sigmoids do that, and few inputs."""
 IN_CLIP_NORMS, IN_CLIP_NORMS_OF_NETWORK = 0.3, 0.6
 """ρ in clip norms, where the outputs have units of their own: the clip norm follows the units."""
 LEARNING_RATE, STABLE = 0.05, 0.25
@@ -78,14 +80,17 @@ def rates_on(
     learning = min(usual, STABLE / bends if bends > 0 else math.inf)
     if learning == math.inf:  # squared, of outputs that no weight moves
         learning = LEARNING_RATE
-    noise, linear = _noise(moved) if shape.of_scores else None, moved.is_linear
+    linear = moved.is_linear
+    convolves = any(isinstance(layer, _CONVOLUTIONS) for layer in model.modules())
+    # Where more noise was tried and did not lose; behind a link a linear model is not told.
+    alike = not linear and not convolves and link is None
     return Rates(
-        noise=noise,
+        noise=_noise(moved, alike) if shape.of_scores else None,
         learning=float(f"{learning:.2g}"),
         exponential=shape.exponential,
         network=not linear,
         linear=linear,
-        convolves=any(isinstance(layer, _CONVOLUTIONS) for layer in model.modules()),
+        convolves=convolves,
         bounded=shape.bounded,
     )
 
@@ -172,10 +177,15 @@ def _shape_at(
     return _Shape(summed / _FAR, LEARNING_RATE / most, of_scores, bounded=True)
 
 
-def _noise(moved: _Moved) -> float:
+def _noise(moved: _Moved, alike: bool) -> float:
     if moved(USUAL) > MOVED_FAR:
         return _where(moved, MOVED_FAR, USUAL / 1e6, USUAL)
-    return USUAL if moved(USUAL) > MOVED else _where(moved, MOVED, USUAL, MOST)
+    if moved(USUAL) > MOVED:
+        return USUAL
+    noise = _where(moved, MOVED, USUAL, MOST)
+    if noise == MOST and alike and moved.apart(MOST) < MOVED_APART:
+        return _where(moved.apart, MOVED_APART, MOST, MOST_ALIKE)
+    return noise
 
 
 def _tokens(model: nn.Module) -> list[int]:
@@ -253,11 +263,18 @@ class _Moved:
         self.unit = max(1.0, float(self.still.std()))  # scores that begin large bear more
 
     def __call__(self, rho: float) -> float:
-        squares = []
-        for noise in self.noise:
-            noisy = {n: w + rho * noise[n] for n, w in self.weights.items()}
-            squares.append((self._scores(noisy) - self.still).square().mean())
-        return math.sqrt(float(torch.stack(squares).mean())) / self.unit
+        return self._size(self._changes(rho))
+
+    def apart(self, rho: float) -> float:
+        """By how much it moves the scores of one input otherwise than those of all."""
+        return self._size([change - change.mean(dim=0) for change in self._changes(rho)])
+
+    def _changes(self, rho: float) -> list[Tensor]:
+        moved = ({n: w + rho * z[n] for n, w in self.weights.items()} for z in self.noise)
+        return [self._scores(noisy) - self.still for noisy in moved]
+
+    def _size(self, changes: list[Tensor]) -> float:
+        return math.sqrt(float(torch.stack(changes).square().mean())) / self.unit
 
     @property
     def is_linear(self) -> bool:
@@ -273,7 +290,7 @@ class _Moved:
         return scores - scores.mean(dim=1, keepdim=True)  # what moves all alike changes nothing
 
 
-def _where(moved: _Moved, target: float, low: float, high: float) -> float:
+def _where(moved: Callable[[float], float], target: float, low: float, high: float) -> float:
     """The ρ between the two at which scores move by the target, to a few per cent."""
     if moved(high) <= target:
         return high
