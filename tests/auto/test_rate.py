@@ -61,6 +61,8 @@ def test_noise_that_moves_all_inputs_alike_may_be_larger():
     )  # fmt: skip
     assert rates_on(convolved, inputs[:, None]).noise == MOST  # not tried with more
     assert rates_on(nn.Linear(1, 2), inputs[:, :1]).noise == MOST  # linear models lose by it
+    words = nn.Sequential(nn.EmbeddingBag(50, 4), nn.Linear(4, 9), nn.Sigmoid(), nn.Linear(9, 3))
+    assert rates_on(words, torch.randint(50, (64, 6))).noise == MOST  # and so do embeddings
 
 
 def test_the_choice_can_be_repeated_and_reads_no_label():

@@ -82,8 +82,9 @@ def rates_on(
         learning = LEARNING_RATE
     linear = moved.is_linear
     convolves = any(isinstance(layer, _CONVOLUTIONS) for layer in model.modules())
-    # Where more noise was tried and did not lose; behind a link a linear model is not told.
-    alike = not linear and not convolves and link is None
+    # Where more noise was tried and did not lose: embeddings did, and behind a link a linear model
+    # is not told from a network.
+    alike = not (linear or convolves or link or _tokens(model))
     return Rates(
         noise=_noise(moved, alike) if shape.of_scores else None,
         learning=float(f"{learning:.2g}"),
