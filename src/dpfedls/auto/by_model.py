@@ -21,37 +21,46 @@ from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.stepping import NoiseRate, Schedule, ServerRate, noise_gathered
 
-MOST_RATE_FOR_MANY = 20.0
 # Where a rate at its limit gathers no more noise than the model bears, the limit slows learning and
-# not noise. Then short ways of people who differ, and long steps of the server, lead to a better
-# model: the average of individual optima is not the joint optimum. After a
-# stall everywhere: a sixteenth in all, the best of 4, 8 and 16.
-SHORTER, SHORTEST = 8.0, 16.0
-# And if there are rounds enough, one pass of everybody over their own samples does better than 25
-# short steps: by one to four points on tables and MNIST with 5,000 to 100,000 people; in 100 rounds
-# it loses two. The limit of the server rate: with 40 tables lose a point, with 80 six layers do. A
-# convolution's weights act at every position, which makes its steps longer: with 60 it loses, too.
-PASS_SHORTER, PASS_RATE, PASS_RATE_OF_CONVOLUTIONS = 2.0, 60.0, 30.0
-# With more noise three passes: they learn more from as much noise than one, and take people less
-# apart than 25 steps. 25 steps cope better with large units: so with unknown units three passes are
-# used only where noise is so low that 25 steps lose points. The limits: of noise, with known and
-# with unknown units; of the server rate (with 20 images in bytes are lost); of what a first step
-# may promise to take away (with 30 some raw tables are lost, with 1 whoever has few samples).
-PASSES, PASSES_NOISE, PASSES_NOISE_IF_UNKNOWN, PASSES_RATE, OVERSHOOT = 3, 0.5, 0.24, 10.0, 8.0
-# Where the loss has an exponential (auto.exponential). Of 0.8, 0.9 and 0.95 the last is best; but
-# with noise that leaves a server rate below 1 the norm is not found in time, and the first is.
-# The learning rate times the server rate is at most 0.004, so trainings are as short as the
-# server's steps can make up for. No fixed part of the usual rate is good everywhere: 1/16 stops
-# half-way where there is much noise, 1/8 is too long where there is little.
-CLIP_FEW, CLIP_SOME, ENOUGH_RATE, SHORT = 0.95, 0.8, 1.0, 0.004
+# not noise. Then short local training and long steps of the server lead to a better model, for the
+# average of individual optima is not the joint optimum.
+MOST_RATE_FOR_MANY = 20.0  # the limit of the server rate there
+SHORTER = 8.0  # the learning rate divided by this
+SHORTEST = 16.0  # and after a vote that learning stalls: the best of 4, 8 and 16
+
+# And with rounds enough, one pass over one's own samples does better than 25 short steps: by one to
+# four points on tables and MNIST with 5,000 to 100,000 people; in 100 rounds it loses two.
+PASS_SHORTER = 2.0  # the learning rate divided by this
+PASS_RATE = 60.0  # the limit of the server rate: with 40 tables lose a point, with 80 six layers
+PASS_RATE_OF_CONVOLUTIONS = 30.0  # whose weights act at every position; with 60 they lose, too
+
+# With more noise three passes learn more than one, and let clients drift apart less than 25 steps.
+# 25 steps cope better with large units, so where units are unknown three passes are used only where
+# noise is so low that 25 steps lose points.
+PASSES = 3
+PASSES_NOISE = 0.5  # in a weight, at most, where units are known
+PASSES_NOISE_IF_UNKNOWN = 0.24
+PASSES_RATE = 10.0  # the limit of the server rate; with 20 images in bytes are lost
+OVERSHOOT = 8.0  # with 30 some raw tables are lost, with 1 whoever has few samples
+
+# Where the loss has an exponential (auto.exponential) a few updates are long, and count.
+CLIP_FEW = 0.95  # the quantile of the clip norm; of 0.8, 0.9 and 0.95 the best
+CLIP_SOME = 0.8  # where noise leaves a server rate below the next: the norm is not found in time
+ENOUGH_RATE = 1.0
+# The most for learning rate × server rate, so that local training is as short as the server's steps
+# can make up for. Of the usual rate, 1/16 stops half-way in much noise, 1/8 is too long in little.
+SHORT = 0.004
+
 # A network's outputs are a product of its weights: an update as long as they are makes the next
 # one longer, and the norm follows. A linear model has no such limit, and prices ask for long ones.
-OF_WEIGHTS, MORE = 0.5, 4 / 3
+OF_WEIGHTS = 0.5  # the most that the clip norm may be, as a share of the weights' norm
+MORE = 4 / 3  # times the limit of the server rate
+
 # Where one class is frequent the norm falls a hundredfold in ten rounds, elsewhere to a half over a
-# whole run: so what it may lose, it may lose slowly. With little noise a long norm costs little, so
-# it loses less. Convolutions begin with long updates, and lose half a point to two where their norm
-# may not follow.
-FLOOR, FLOOR_OF_PASSES, FLOOR_OF_CONVOLUTIONS = 0.4, 0.5, 0.1
+# whole run: so what it may lose, it may lose slowly.
+FLOOR = 0.4
+FLOOR_OF_PASSES = 0.5  # with little noise a long norm costs little
+FLOOR_OF_CONVOLUTIONS = 0.1  # whose updates begin long: with 0.4 they lose half a point to two
 
 ALL = LOCAL_FIELDS | {"server_rate"}  # what may be left to us
 
@@ -171,7 +180,7 @@ def _one_pass(known: _Known, server: NoiseRate, noise: str) -> Fitted:
     local = {"steps": None, "epochs": 1, "most_steps": LOCAL.steps, "learning_rate": steps}
     why = {
         "local.epochs": "1: one pass over one's own samples, and a larger server rate: there is "
-        "little noise, and longer trainings take people apart",
+        "little noise, and longer local training lets clients drift apart",
         "local.most_steps": f"{LOCAL.steps}: so that a person with very many samples does no more",
         "local.retry_step": "none: a short pass does not overshoot",
     }
@@ -183,13 +192,13 @@ def _one_pass(known: _Known, server: NoiseRate, noise: str) -> Fitted:
 
 
 def _few_passes(known: _Known, server: NoiseRate, noise: str) -> Fitted:
-    """Some noise: trainings that are long enough to learn, and too short to take people apart."""
+    """Some noise: training long enough to learn, and too short for clients to drift apart."""
     local, why = _usual(known)
     local |= {"steps": None, "epochs": PASSES, "most_steps": LOCAL.steps}
     local |= {"retry_step": None, "overshoot": OVERSHOOT, "shorten": SHORTEST}
     why |= {
         "local.epochs": f"{PASSES}: so many passes over one's own samples, and a larger server "
-        "rate: with this noise and these rounds longer trainings take people apart",
+        "rate: with this noise and these rounds longer local training lets clients drift apart",
         "local.most_steps": f"{LOCAL.steps}: so that a person with very many samples does no more",
         "local.retry_step": "none: it is for 25 steps",
         "local.overshoot": f"{OVERSHOOT:g}: a client whose first step would take away so "
@@ -231,11 +240,11 @@ def _with_units(known: _Known) -> Fitted:
     local, usual = _usual(known)
     why |= _server(f"{noise:g} clip norms in the whole run", most) | usual
     # After a stall the server's steps would be 16 times as long, and the norm grows back in time:
-    # by a squared error 200 people at ε = 8 ended at a loss of 1e7. Bounded slopes never diverged.
+    # by a squared error 200 people at ε = 8 ended at a loss of 1e7. Bounded gradients never did.
     shorten = SHORTEST if known.rates.bounded else None
     why |= _votes(SHORTEST)
     if shorten is None:
-        why["local.shorten"] = "none: where slopes grow, longer server steps may diverge"
+        why["local.shorten"] = "none: where gradients grow, longer server steps may diverge"
     return Fitted(server, local | {"shorten": shorten}, clip_norm, why)
 
 

@@ -21,16 +21,29 @@ from dpfedls.people.units import (
 )
 from dpfedls.privacy.plan import PrivacyPlan
 
-_LEARNED, _TRIED = 0.9, 1000
-_FEWEST, _CENTRED = 10, 0.1
-_ALIKE, _FEW_UNITS, _ORDER, _NUMBERS = 10.0, 8, 1.02, 2 * 10**6  # of random weights
-# The most rounds that ask, as a share of all: whether units are usual; for sizes of each column, of
-# each of many, which are mostly alike, or of all together; for each question after it. And the
-# noise that is small enough: in the share of people, in the shares of a column's values, of all
-# columns' together, in means and distances.
-_FIRST, _SIZES, _LATER = 0.05, 0.2, 0.05
-_MANY, _SIZES_OF_MANY = 64, 0.05
-_CLEAR_FIRST, _CLEAR, _CLEAR_TOGETHER, _CLEAR_LATER = 0.12, 0.075, 0.025, 0.1
+_LEARNED = 0.9  # of the loss of scores of zero: a model with less has learned already
+_TRIED = 1000  # test samples by which that is told
+_FEWEST = 10  # test inputs that tell units
+_CENTRED = 0.1  # means that are as good as 0
+
+# What random weights of a first layer look like:
+_ALIKE = 10.0  # by how much columns' sizes may differ,
+_FEW_UNITS = 8  # or that to the third power with fewer units than this
+_ORDER = 1.02  # times as much in one direction as random matrices have
+_NUMBERS = 2 * 10**6  # random numbers drawn to see that
+
+# Rounds that may ask people about their inputs, at most, as a share of all:
+_FIRST = 0.05  # whether inputs are around 1
+_SIZES = 0.2  # how large each column is, or all of them together
+_MANY = 64  # columns; more are mostly of one kind, so that one scale does,
+_SIZES_OF_MANY = 0.05  # unless so few rounds are enough to ask for each
+_LATER = 0.05  # each question for means and spreads
+# The standard deviation of the noise with which an answer is clear:
+_CLEAR_FIRST = 0.12  # a share of people
+_CLEAR = 0.075  # shares of a column's values
+_CLEAR_TOGETHER = 0.025  # shares of all columns' values
+_CLEAR_LATER = 0.1  # means and distances
+
 _HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
 
 
@@ -51,7 +64,7 @@ def inputs_for(model: nn.Module, test: Samples, loss: Loss, usually: Usual = "ke
     """
     values, targets = each(lambda part: part[:SEEN], test)
     if not isinstance(values, torch.Tensor) or not values.is_floating_point():
-        return _as_given("the test inputs are not one tensor of fractions")
+        return _as_given("the test inputs are not one floating-point tensor")
     values = as_input(values).cpu()
     found = values.double().square().mean(0).sqrt()
     least, most = (f"{float(size):.2g}" for size in (found.min(), found.max()))
@@ -87,7 +100,7 @@ def measuring(
     Of ``like``, somebody's inputs, shape and type alone are looked at.
     """
     if not isinstance(like, torch.Tensor) or not like.is_floating_point():
-        return None, "false: the inputs are not one tensor of fractions"
+        return None, "false: the inputs are not one floating-point tensor"
     units = unmeasured(model, like)
     if units is None:
         return None, f"false: the model's first layer cannot take units in, {_HINT}"

@@ -36,7 +36,7 @@ def reproduce(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Lay key=value over every recipe: --set plan.rounds=10."),
+        typer.Option("--set", help="Override key=value in every recipe: --set plan.rounds=10."),
     ] = None,
     only: Annotated[
         list[str] | None,

@@ -2,10 +2,11 @@
 
 Let neighbours along an axis have correlation ρ, as in an autoregressive process of order one. Its
 precision matrix is a multiple of I + sL with s = ρ ÷ (1 − ρ)², L the Laplacian of a path with free
-ends; so the Wiener filter of such a signal in white noise is (I + s′L)⁻¹ times a number, which is
-the server rate's business, and s′ is s in much noise and less in little. ρ is read off everything
-released so far: noise is independent from coordinate to coordinate and adds nothing, on average, to
-products of neighbours; how much of it there is is public.
+ends; so the Wiener filter of such a signal in white noise is (I + s′L)⁻¹ times a number, where
+s′ is s in much noise and less in little. Instead of that number the result is scaled by the fourth
+root of the noise power that smoothing saves: half of the gain is spent on a longer step. ρ is read
+off everything released so far: noise is independent from coordinate to coordinate and adds nothing,
+on average, to products of neighbours; how much of it there is is public.
 
 The filter acts on the sum of all releases, not on each by itself: once ρ is known, the noise of
 the first rounds is smoothed too. With a strength that does not change the two are the same.
@@ -28,6 +29,9 @@ from dpfedls.parameters import Layout, Vector
 
 class AdaptiveSmoothing(Component, frozen=True, tag="adaptive-laplacian"):
     """Smooth each axis of a tensor as strongly as neighbours along it are alike.
+
+    The result is scaled by the fourth root of the noise power saved, so it can be longer than the
+    release.
 
     Guarantees: reads releases only, so it costs no privacy; where neighbours are not alike the
     release stays as it is.
@@ -63,7 +67,7 @@ def smooth_axes(tensor: Tensor, noise: float = math.inf) -> Tensor:
     strengths = {axis: strength_along(tensor, axis, noise) for axis in range(1, tensor.dim())}
     for axis, strength in strengths.items():
         if strength > 0:
-            tensor = smooth_path(tensor, strength, axis) * _longer_step(strength)
+            tensor = smooth_path(tensor, strength, axis) * _gain_for_saved_noise(strength)
     return tensor
 
 
@@ -109,7 +113,7 @@ def smooth_path(tensor: Tensor, strength: float, axis: int) -> Tensor:
     return torch.fft.irfft(spectrum * gain, 2 * size, dim=axis).narrow(axis, 0, size)
 
 
-def _longer_step(strength: float) -> float:
+def _gain_for_saved_noise(strength: float) -> float:
     """Half of the noise that smoothing saves, in logarithms, is spent on a longer step."""
     power = (1 + 2 * strength) / (1 + 4 * strength) ** 1.5  # of smoothed white noise of power 1
     return power**-0.25

@@ -129,7 +129,7 @@ class LazyClients:
         places = np.argsort(np.argsort(owners, kind="stable"))  # of each row among the parts
         back = torch.from_numpy(places).to(self.device)
         for j, part in zip(there, parts, strict=True):
-            # Stacked, whole numbers beside fractions would become fractions: one person's samples
+            # Stacked, whole numbers beside floats would become floats: one person's samples
             # would change what the model sees of another's.
             if kind(part) != kind(parts[0]):
                 raise InputError(

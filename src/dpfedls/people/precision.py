@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 
 def to_precision(tree: Any, dtype: torch.dtype) -> Any:
-    """All fractions of the tree in that precision; whole numbers stay as they are."""
+    """All floating-point tensors of the tree in that precision; whole numbers stay as they are."""
     if not isinstance(tree, Tensor):
         return tree_map_only(Tensor, lambda t: to_precision(t, dtype), tree)
     return tree.to(dtype) if tree.is_floating_point() else tree
@@ -20,7 +20,7 @@ def to_precision(tree: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def computing_in(dtype: torch.dtype) -> Iterator[None]:
-    """Torch's default for new tensors, and for whole numbers that become fractions."""
+    """Torch's default for new tensors, and for whole numbers that become floats."""
     before = torch.get_default_dtype()
     if dtype == before:  # the usual case, and the only one that several threads may share
         yield

@@ -36,7 +36,7 @@ def as_samples(pair: Any, where: str) -> Samples:
             f"{where} has {rows} rows of features but {len(targets)} targets; give one target for "
             f"every row{_COLUMNS if several else ''}"
         )
-    # True and False are the labels 1 and 0 (a loss on fractions says targets.float()).
+    # True and False are the labels 1 and 0 (a loss on floats says targets.float()).
     return features, targets.view(torch.uint8) if targets.dtype == torch.bool else targets
 
 
@@ -94,7 +94,7 @@ def portion(taken: int, memory: int) -> int:
 
 
 def kind(pair: Samples) -> Any:
-    """What one model needs alike: which inputs, of which shapes, fractions or whole numbers."""
+    """What one model needs alike: which inputs, of which shapes, floats or whole numbers."""
     kinds = [(v.shape[1:], v.is_floating_point(), v.dtype == torch.bool) for v in leaves(pair)]
     return tree_structure(pair), kinds
 

@@ -89,7 +89,7 @@ def units_of(recipe: Recipe, task: Task) -> AsGiven:
     units = standardised(task.model, task.test[0], recipe.standardise == "always")
     if units is None:
         raise InputError(
-            "standardise needs two test inputs or more, one tensor of fractions, and a "
+            "standardise needs two test inputs or more, one floating-point tensor, and a "
             "model whose first layer, linear or a convolution, reads them as they are and trains; "
             "leave it out"
         )
@@ -103,7 +103,7 @@ def survey_of(recipe: Recipe, task: Task) -> Survey | None:
     units = unmeasured(task.model, _shown(task)[0])
     if units is None:
         raise InputError(
-            'standardise = { kind = "measured" } needs inputs that are one tensor of fractions, '
+            'standardise = { kind = "measured" } needs inputs that are one floating-point tensor, '
             "and a model whose first layer, linear or a convolution, reads them as they are and "
             "trains; leave it out"
         )

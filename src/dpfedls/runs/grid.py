@@ -1,4 +1,4 @@
-"""Grids: every combination of some settings, laid over one recipe."""
+"""Grids: every combination of some settings, each overriding one recipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Point:
     settings: dict[str, Any]  # by key, as values
     label: str  # the same for people
     recipe: Recipe  # with these settings, before its noise is chosen
-    whole: list[str]  # all that was laid over the recipe, as ``--set`` takes it
+    whole: list[str]  # all that overrides the recipe, as ``--set`` takes it
 
 
 def points(
