@@ -95,9 +95,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     evaluate_every: int = 1
     diagnose: bool = False  # simulation only: also evaluate on private samples, into its own file
     reproduces: str = ""
-    chosen: dict[str, str] = msgspec.field(
-        default_factory=dict
-    )  # by dpfedls: what it chose, and why
+    chosen: dict[str, str] = msgspec.field(default_factory=dict)  # by dpfedls, with the reasons
 
     def __post_init__(self) -> None:
         if isinstance(self.server_rate, str) and self.server_rate != "auto":
