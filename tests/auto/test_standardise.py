@@ -235,7 +235,7 @@ def test_a_run_that_stops_goes_on_in_the_same_units(tmp_path):
         (samples(5, 0)[0], "5 test inputs are too few"),
         (nn.functional.one_hot(torch.arange(60) % 6).float(), "a usual scale, up to 0.41"),
         (nn.functional.one_hot(torch.arange(60) % 30).float()[:, :6], "a usual scale"),
-        (torch.randint(9, (50, 6)), "not one tensor of fractions"),
+        (torch.randint(9, (50, 6)), "not one floating-point tensor"),
     ],
 )
 def test_inputs_stay_as_given_where_nothing_is_to_be_gained(inputs, why):
