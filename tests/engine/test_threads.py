@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
 
@@ -121,3 +122,24 @@ def test_a_thread_that_enters_while_another_leaves_finds_what_is_usual(monkeypat
         assert torch.get_num_threads() == 3
     finally:
         real(usual)
+
+
+def test_where_one_part_fails_the_others_are_waited_for(update, monkeypatch):
+    """Whoever fails is trained alone next, by the same updates, which must not be at work."""
+    monkeypatch.setattr(vmapped, "_A_THREADS_WORTH", 1)
+    threaded, failed, finished = ThreadedUpdate(update, 2), Event(), []
+
+    def fails(*_):
+        failed.set()
+        raise RuntimeError("a loader")
+
+    def slow(params, clients, *_):
+        failed.wait()
+        time.sleep(0.2)
+        finished.append(len(clients))
+        return params.new_zeros(len(clients), len(params))
+
+    threaded.updates = [fails, slow]
+    with pytest.raises(RuntimeError, match="a loader"):
+        threaded(update.layout.read(update.model), np.array([5, 0, 3, 4]), 0, 7, 0.4)
+    assert finished == [2]

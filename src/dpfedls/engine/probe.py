@@ -24,8 +24,8 @@ from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD, Rows, Tree
 from dpfedls.people.lazy import example
-from dpfedls.people.memory import difference, snapshot
 from dpfedls.people.samples import each
+from dpfedls.people.stateful import kept, snapshot
 
 
 class NotVmapped(Exception):
@@ -38,7 +38,7 @@ def probe(update: VmappedUpdate) -> None:
         raise NotVmapped("nobody has a sample")
     # What they keep of made-up samples is not people's.
     model, loss = copy.deepcopy((update.model, update.loss))
-    before = snapshot((model, loss))
+    before = snapshot(model, loss)
     params = update.layout.read(model)
     data = MadeUp.like(update.data, params.device)
     # One step of a batch that is short: what fills it must not change what is learned from it.
@@ -60,9 +60,8 @@ def probe(update: VmappedUpdate) -> None:
             found = vmapped(*asked)
     except Exception as error:
         raise NotVmapped(_where(error)) from error
-    if path := difference(before, snapshot((model, loss))):
-        owner = "the model" if path.startswith("[0]") else "the loss"
-        raise NotVmapped(f"{owner} keeps something of what it saw, as {path[3:].strip(' .()')!r}")
+    if stateful := kept(before, snapshot(model, loss)):
+        raise NotVmapped(f"{stateful} from one call to the next")
     changed = [name for name, tensor in vmapped.constants.items() if tensor._version]
     if changed:
         raise NotVmapped(f"buffer {changed[0]!r} changes when the model runs")

@@ -17,8 +17,8 @@ from dpfedls.people.clients import ClientData
 from dpfedls.people.fit import check_fit, check_values
 from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.losses import Loss, cross_entropy
-from dpfedls.people.memory import difference, snapshot
 from dpfedls.people.samples import Samples, as_samples
+from dpfedls.people.stateful import kept, snapshot
 
 log = logging.getLogger("dpfedls")
 _ROWS = 2**14  # not all at once: the data may be most of the memory
@@ -102,14 +102,13 @@ def check_samples(model: nn.Module, data: Any, where: str, loss: Loss = cross_en
     Refuses a model or a loss of which copies share what they keep: engines give each person a copy,
     so that nothing of one person's samples reaches another's update.
     """
-    before = snapshot((model, loss))
+    before = snapshot(model, loss)
     _try(model, data, where, loss)
-    if path := difference(before, snapshot((model, loss))):
-        owner = "model" if path.startswith("[0]") else "loss"
+    if shared := kept(before, snapshot(model, loss)):
         raise InputError(
-            f"the {owner} keeps something where a copy of it does too ({path[3:].strip(' .()')}), "
-            "so one person's samples would reach another's update, without noise; make it a "
-            "function of its inputs alone, or keep it in an attribute"
+            f"{shared}, which its copies share, so one person's samples would reach another's "
+            "update, without noise; make it a function of its inputs alone, or keep that in an "
+            "attribute of the object"
         )
 
 

@@ -135,15 +135,14 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
     survey = survey_of(recipe, task)
     people = task.data.to(next(model.parameters()).device)
 
-    # What they keep of people's samples neither is handed out nor takes part in an evaluation.
-    trained, loss = copy.deepcopy((model, task.loss))
+    trained = copy.deepcopy(model)  # what a model keeps of people's samples is not handed out
 
     def engine_in(units: AsGiven) -> Engine:
         return choose(
             trained,
             people.in_units(units),
             recipe.local,
-            loss,
+            task.loss,
             engine=recipe.engine,
             block_size=recipe.block_size,
         )

@@ -1,8 +1,8 @@
-"""What a model or a loss keeps from one call to the next, as a snapshot that can be compared.
+"""What a model or a loss keeps from one call to the next.
 
 State that one person's samples leave behind would reach the next person's update, so engines must
-know of it wherever it is: in an attribute, in a container of an attribute, in a variable that a
-function closes over, or in a global variable of its file.
+know of it wherever it is: in an attribute, of an object or of its class, in a container, in a
+variable that a function closes over, or in a global variable of its file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor, nn
 Snapshot = dict[str, Any]
 
 
-def snapshot(owner: Any) -> Snapshot:
-    """Every value that can be reached from it, by the path that leads there.
+def snapshot(model: nn.Module, loss: Any) -> Snapshot:
+    """Every value that can be reached from the two, by the path that leads there.
 
-    A model's parameters are left out: engines train copies of them. An object that does not show
-    what it holds counts by its text.
+    Parameters are left out: engines train copies of them. An object that does not show what it
+    holds counts by its text.
     """
     found: Snapshot = {}
     seen: dict[int, Any] = {}  # the objects too, so that no other one gets the same id meanwhile
-    waiting = [("", owner)]
+    waiting = [("the model keeps ", model), ("the loss keeps ", loss)]
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, _PLAIN):
@@ -40,14 +40,17 @@ def snapshot(owner: Any) -> Snapshot:
     return found
 
 
-def difference(before: Snapshot, after: Snapshot) -> str | None:
-    """The path of a value that is not what it was; None where all are."""
+def kept(before: Snapshot, after: Snapshot) -> str | None:
+    """Who keeps something that is not what it was, and where; None if nobody does."""
     paths = before.keys() | after.keys()
-    return min((p for p in paths if before.get(p) != after.get(p)), default=None)
+    path = min((p for p in paths if before.get(p) != after.get(p)), default=None)
+    owner, keeps, where = (path or "").partition(" keeps ")
+    return owner + keeps + where.strip(" .") if path else None
 
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType)
-_LIBRARIES = {"torch", "numpy", "dpfedls"}  # whose functions keep nothing of what they are given
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, types.ModuleType)
+_LIBRARIES = {"torch", "numpy", "dpfedls", "builtins", "typing", "abc", "functools"}
+"""Whose functions and classes keep nothing of what they are given."""
 
 
 def _looked_into(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
@@ -68,6 +71,8 @@ def _looked_into(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         return id(value.__code__), list(_of_function(value))
     if isinstance(value, types.MethodType):
         return id(value.__func__), [(".__self__", value.__self__), ("()", value.__func__)]
+    if isinstance(value, type):
+        return id(value), list(_of_class(value))
     if isinstance(value, functools.partial):
         return type(value), [("()", value.func), (".args", value.args), (".kw", value.keywords)]
     return _of_object(value)
@@ -81,9 +86,8 @@ def _of_object(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if hasattr(value, name):
                 inside.append((f".{name}", getattr(value, name)))
-    called = getattr(type(value), "forward" if isinstance(value, nn.Module) else "__call__", None)
-    if isinstance(called, types.FunctionType):
-        inside.append(("()", called))
+    if not _of_library(type(value)):
+        inside.append(("", type(value)))
     if inside:
         return type(value), inside
     try:
@@ -92,9 +96,22 @@ def _of_object(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
         return type(value), []
 
 
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """What its objects share: data, and the functions that may reach more."""
+    for base in kind.__mro__:
+        for name, value in vars(base).items() if not _of_library(base) else ():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if name in ("__call__", "forward") or not name.startswith("__"):
+                yield f".{name}", function
+
+
+def _of_library(value: Any) -> bool:
+    return str(value.__module__).partition(".")[0] in _LIBRARIES
+
+
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Its defaults, what it closes over, and the data and functions of its file that it names."""
-    if str(function.__module__).partition(".")[0] in _LIBRARIES:
+    if _of_library(function):
         return
     yield ".__defaults__", function.__defaults__
     yield ".__kwdefaults__", function.__kwdefaults__
@@ -106,7 +123,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             continue
     for name in _names(function.__code__):
         value = function.__globals__.get(name)
-        mine = getattr(value, "__globals__", None) is function.__globals__
+        mine = getattr(value, "__module__", None) == function.__module__
         if mine or not callable(value):
             yield f" {name}", value
 
