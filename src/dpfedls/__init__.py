@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpfedls.local_sgd import LocalSGD as LocalSGD
     from dpfedls.people.clients import ClientData as ClientData
     from dpfedls.people.lazy import LazyClients as LazyClients
+    from dpfedls.people.rescale import Rescale as Rescale
     from dpfedls.people.survey import Measured as Measured
     from dpfedls.privacy.clipping import AdaptiveClipping as AdaptiveClipping
     from dpfedls.privacy.plan import PrivacyPlan as PrivacyPlan
@@ -59,6 +60,7 @@ _HOMES = {
     "local_sgd": ("LocalSGD",),
     "people.clients": ("ClientData",),
     "people.lazy": ("LazyClients",),
+    "people.rescale": ("Rescale",),
     "people.survey": ("Measured",),
     "privacy.clipping": ("AdaptiveClipping",),
     "privacy.plan": ("PrivacyPlan",),

@@ -67,6 +67,7 @@ class Server:
     shorten: float | None = None  # local trainings by this, once learning stalls (privacy.stall)
     coordinates: Coordinates = PLAIN  # of broadcasts and releases; states are for inputs as given
     survey: Any = None  # asks for the units of inputs in the first rounds (people.survey)
+    rescaling: Any = None  # and for the scale of the scores in the last ones (people.rescale)
 
     def __post_init__(self) -> None:
         if isinstance(self.denoiser, type) or not callable(self.denoiser):
@@ -93,10 +94,22 @@ class Server:
         """The coordinates in which this round's clients train."""
         return self.survey.found(state.survey) if self.survey else self.coordinates
 
+    def trainings(self, state: ServerState) -> int:
+        """How many rounds of the plan train, as far as is known."""
+        last = self.rescaling.asks.rounds if self.rescaling else 0
+        return self.plan.rounds - state.asked - last
+
+    def rescales(self, state: ServerState) -> bool:
+        """Whether the next round asks for the scale of the scores."""
+        last = self.rescaling.asks.rounds if self.rescaling else 0
+        return last > 0 and state.round >= self.plan.rounds - last
+
     def bound(self, state: ServerState) -> Bound:
         """What a client may contribute to the next round."""
         norm, clipping = state.clip_norm, self.plan.clipping
         asked = (norm, clipping.indicator(norm), clipping.quantile)
+        if self.rescales(state):
+            return Bound(*asked, question=self.rescaling.question)
         if question := self.survey and self.survey.question(state.survey):
             return Bound(*asked, question=question)
         compared = reference_model(state.votes, self.plan, state.round - state.asked)
@@ -105,13 +118,15 @@ class Server:
         return Bound(*asked, earlier=compared, pace=pace, asked=state.asked)
 
     def broadcast(self, state: ServerState) -> Vector:
-        """The weights from which the next round's clients start."""
+        """The weights from which the next round's clients start, or which they judge."""
+        if self.rescales(state):
+            return self.units(state).inward(state.average)
         return look_ahead(self.denoiser, self.units(state).inward(state.params), state.memory)
 
     def step(self, state: ServerState) -> float:
         """What the next round's direction is multiplied by."""
         rate = scaled(self.rate, self._longer(state.votes))
-        trains = structs.replace(self.plan, rounds=max(1, self.plan.rounds - state.asked))
+        trains = structs.replace(self.plan, rounds=max(1, self.trainings(state)))
         t = state.round - state.asked
         return step_length(rate, self.schedule, trains, state.clip_norm, t)
 
@@ -125,7 +140,8 @@ class Server:
             total, plan, state.clip_norm, t, noise, self.layout
         )
         if (bound := self.bound(state)).question is not None:
-            return self.survey.after(state, release)
+            asks = self.rescaling if self.rescales(state) else self.survey
+            return asks.after(state, release)
         release = replace(release, step=self.step(state))
         direction, memory = denoise(self.denoiser, release, state.memory)  # costs no privacy
         params = state.params + release.step * self.units(state).outward(direction)
@@ -141,7 +157,7 @@ class Server:
             inside=None if voted else release.inside,
             noise=release.noise_stddev,
             t=t,
-            rounds=self.plan.rounds - state.asked,
+            rounds=self.trainings(state),
         )
         if clipping.waits(seen):
             params, memory = state.params, state.memory

@@ -15,6 +15,7 @@ from dpfedls import clipping as clipping_module
 from dpfedls import server as server_module
 from dpfedls.engine import Engine
 from dpfedls.engine import engine as engine_module
+from dpfedls.people.rescale import Rescale
 from dpfedls.people.survey import Measured
 from dpfedls.runs import run as run_module
 from dpfedls.runs import simulate as simulate_module
@@ -318,9 +319,24 @@ def answers_beside_those_of_others(patch):
         made = real(self, params, block, bound)
         return made - made.mean(dim=0)
 
-    wrap(patch, Engine, "_answers", answers)
+    wrap(patch, Engine, "answers", answers)
 
 
+def scores_by_raw_answers(patch):
+    """The sum of the answers, before its noise, moves the last layer."""
+
+    def finish(real, self, state, total, noise, nonce):
+        made = real(self, state, total, noise, nonce)
+        if self.rescaling and self.rescales(state):
+            moved = made.params.clone()
+            moved[-1] += 1e-3 * total[0].float()
+            made = replace(made, params=moved, average=moved)
+        return made
+
+    wrap(patch, Server, "finish_round", finish)
+
+
+RESCALED = {"rescale": Rescale(rounds=1), "denoiser": Identity()}
 MEASURED = {"standardise": Measured(first=1, sizes=1), "denoiser": Identity()}
 BUGS = {  # name: (the bug, a word that the audit says, what else the audit is given)
     "half-raw release to the denoiser": (half_raw_to_the_denoiser, "the release is not", {}),
@@ -369,5 +385,11 @@ BUGS = {  # name: (the bug, a word that the audit says, what else the audit is g
     ),
     "answers beside those of others": (
         answers_beside_those_of_others, "changes another person", MEASURED,
+    ),
+    "a last layer by answers without noise": (
+        scores_by_raw_answers, "does not follow from the releases", RESCALED,
+    ),
+    "slopes beside those of others": (
+        answers_beside_those_of_others, "changes another person", RESCALED,
     ),
 }  # fmt: skip

@@ -45,6 +45,7 @@ def look(sampler=POISSON, trials=60, **changes):
         block_size=5,
         denoiser=changes.pop("denoiser", LaplacianSmoothing(strength=1.0)),
         standardise=changes.pop("standardise", False),
+        rescale=changes.pop("rescale", None),
         evaluate_every=changes.pop("evaluate_every", 1),
         seed=3,
     )

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 import dpfedls
 from dpfedls import InputError, LocalSGD
-from dpfedls.auto.inputs import is_fresh, measuring
+from dpfedls.auto.inputs import Usual, is_fresh, measuring
 from dpfedls.denoising import Identity
 from dpfedls.people.clients import ClientData
 from dpfedls.people.survey import Measured
@@ -144,9 +144,13 @@ def test_a_raw_table_is_learned_by_epsilon_alone():
     assert accuracy[None] > accuracy[False] + 0.1
 
 
+KEEP = Usual("keep")
+
+
 def wanted(people_=1000, epsilon=1.0, columns=20, **given):
     clients = [(torch.zeros(1, columns), torch.zeros(1).long())] * people_
-    recipe, _, _ = recipe_for(model=network(columns), clients=clients, epsilon=epsilon, **given)
+    given = {"model": network(columns)} | given
+    recipe, _, _ = recipe_for(clients=clients, epsilon=epsilon, **given)
     return recipe
 
 
@@ -156,9 +160,15 @@ def test_how_many_rounds_ask_follows_noise_and_columns():
     assert few.columns
     assert few.first == 1
     assert few.sizes < 0.2 * wanted().plan.rounds
+    assert few.within
+    assert not wanted(columns=60).standardise.within  # a quarter of the rounds would ask
     assert not many.columns
     assert many.later == 0
     assert wanted(20_000, 8.0, 100).standardise == Measured(first=1, sizes=1, later=1, centre=True)
+    assert wanted(20_000, 8.0, 50).standardise.within
+    many_people = {"model": nn.Linear(20, 3), "people_": 20_000}
+    assert wanted(**many_people).standardise.scale  # of a linear model, as hardly any round asks
+    assert not wanted(model=nn.Linear(20, 3)).standardise.scale
     with_test = wanted(test=(torch.randn(20, 20), torch.zeros(20).long()))
     assert with_test.standardise is False
     assert wanted(local=LocalSGD(steps=5)).standardise is False
@@ -167,8 +177,8 @@ def test_how_many_rounds_ask_follows_noise_and_columns():
 def test_nobody_is_asked_where_the_model_cannot_take_units_in_or_has_learned():
     given = plan(1000, 400, 0.5)
     like = torch.randn(1, 6)
-    assert measuring(given, network(), like, False)[0] is not None
-    assert measuring(given, nn.Sequential(nn.LayerNorm(6), network()), like, False)[0] is None
+    assert measuring(given, network(), like, KEEP)[0] is not None
+    assert measuring(given, nn.Sequential(nn.LayerNorm(6), network()), like, KEEP)[0] is None
     assert measuring(given, network(), like.long(), False)[0] is None
     learned = network()
     with torch.no_grad():
@@ -176,8 +186,8 @@ def test_nobody_is_asked_where_the_model_cannot_take_units_in_or_has_learned():
     units = unmeasured(learned, like)
     assert units is not None
     assert not is_fresh(learned, units)
-    assert measuring(given, learned, like, False)[0] is None
-    noisy, why = measuring(plan(1000, 100, 500.0), network(), like, False)
+    assert measuring(given, learned, like, KEEP)[0] is None
+    noisy, why = measuring(plan(1000, 100, 500.0), network(), like, KEEP)
     assert noisy is None
     assert "too much noise" in why
 
@@ -191,13 +201,13 @@ def test_a_network_that_has_learned_is_left_alone():
         steps.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         steps.step()
-    found, why = measuring(plan(1000, 400, 0.5), model, x[:1], False)
+    found, why = measuring(plan(1000, 400, 0.5), model, x[:1], KEEP)
     assert found is None
     assert "learned already" in why
     ordered = network()  # columns of one size, and a direction in common
     with torch.no_grad():
         ordered[0].weight += torch.linspace(-1, 1, 12)[:, None]
-    assert measuring(plan(1000, 400, 0.5), ordered, x[:1], False)[0] is None
+    assert measuring(plan(1000, 400, 0.5), ordered, x[:1], KEEP)[0] is None
     for seed in range(20):
         for fresh in (nn.Linear(6, 2), nn.Linear(40, 64), nn.Conv2d(3, 16, 5), nn.Linear(784, 10)):
             torch.manual_seed(seed)
@@ -288,7 +298,7 @@ def test_wrong_wishes_are_refused_in_one_line():
     with pytest.raises(InputError, match=r"standardise\.first must be"):
         Measured(first=0, sizes=1)
     for usual in ({"centre": True, "later": 0}, {"scale": True, "later": 1, "columns": False}):
-        with pytest.raises(InputError, match="ask for means, of each column"):
+        with pytest.raises(InputError, match="asks for means, of each column"):
             Measured(first=1, sizes=1, **usual)
     with pytest.raises(InputError, match="first layer"):
         trained(people(20), plan=plan(20), model=nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)))

@@ -107,7 +107,7 @@ def test_a_model_whose_outputs_are_no_tensor_has_the_usual_rates():
 
     assert rates_on(Named(), torch.ones(3, 4)) == Rates(None, 0.05)
     shown = torch.ones(3, 4), torch.zeros(3)
-    assert of_usual_inputs(plan_for(500, 1.0)[0], Named(), cross_entropy, shown) == "keep"
+    assert of_usual_inputs(plan_for(500, 1.0)[0], Named(), cross_entropy, shown).wish == "keep"
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])

@@ -202,7 +202,7 @@ def test_epsilon_alone_standardises_what_nobody_scaled(tmp_path):
     arguments = {"model": nn.Linear(6, 3), "clients": clients, "epsilon": 4.0, "test": test}
     result = dpfedls.train(**arguments, folder=tmp_path / "r", evaluate_every=50)
     assert result.recipe.standardise
-    assert result.recipe.chosen["standardise"].startswith("true: the columns of the test inputs")
+    assert "the columns of the test inputs" in result.recipe.chosen["standardise"]
     as_given = dpfedls.train(**arguments, standardise=False, evaluate_every=50)
     assert result.history[-1].accuracy > 0.85
     assert as_given.history[-1].accuracy < 0.75
@@ -307,7 +307,7 @@ def test_samples_are_taken_in_their_units_wherever_they_lie():
 def test_a_network_learns_from_centred_inputs_where_noise_is_small_or_targets_have_units(
     epsilon, loss
 ):
-    """With more noise, and for linear models, inputs of a usual scale stay as they are."""
+    """With more noise inputs of a usual scale stay as they are, but for a linear model's table."""
     usual = {"scales": torch.ones(6), "means": torch.ones(6)}
     clients, (x, y) = people(**usual), samples(200, 2, **usual)
     given = {"clients": clients, "test": (x, y), "epsilon": epsilon}
@@ -323,12 +323,25 @@ def test_a_network_learns_from_centred_inputs_where_noise_is_small_or_targets_ha
     assert torch.equal(units.scale, torch.ones(6))
     assert torch.allclose(units(x).mean(dim=0), torch.zeros(6), atol=1e-5)
     linear, alone, _ = recipe_for(model=nn.Linear(6, 3), **given)
-    if loss == "squared":  # a linear model has the scale, too
-        assert linear.standardise == "always"
-        assert torch.allclose(units_of(linear, alone)(x).std(0), torch.ones(6), rtol=0.3)
-    else:
-        assert not linear.standardise
+    assert linear.standardise == "always"  # it has the scale, too
+    assert torch.allclose(units_of(linear, alone)(x).std(0), torch.ones(6), rtol=0.3)
     assert not recipe_for(model=network(), clients=clients, test=(x, y), epsilon=4.0)[0].standardise
+
+
+def test_columns_within_limits_are_standardised_for_a_classifier_and_pixels_are_not():
+    """With much noise, where inputs of a usual scale would stay."""
+    narrow = {"scales": torch.full((6,), 0.05), "means": torch.full((6,), 0.5)}
+    clients, test = people(**narrow), samples(200, 2, **narrow)
+    given = {"model": network(), "epsilon": 4.0}
+    recipe, task, _ = recipe_for(clients=clients, test=test, **given)
+    assert recipe.standardise == "always"
+    assert float(units_of(recipe, task)(test[0]).std(0).min()) > 0.3  # no scale is below a quarter
+    wide = {"scales": torch.full((6,), 0.5), "means": torch.full((6,), 0.5)}
+    given |= {"clients": people(**wide), "test": samples(200, 2, **wide)}
+    assert not recipe_for(**given)[0].standardise
+    pixels = [(torch.rand(5, 64), torch.zeros(5).long())] * 60
+    given |= {"clients": pixels, "test": pixels[0], "model": nn.Linear(64, 3)}
+    assert not recipe_for(**given)[0].standardise
 
 
 def test_rare_columns_beside_wide_ones_are_not_made_large():

@@ -137,6 +137,22 @@ def test_usual_units_may_be_standardised_and_what_is_rare_is_not_made_large():
     assert 0.2 < float(units.scale[3]) < 1.1  # its deviation is 0.1
 
 
+def test_a_table_between_minus_one_and_one_is_standardised_and_a_wider_one_is_not_asked():
+    """Somebody scaled it by known limits, so some columns hardly differ from person to person."""
+    scales, means = torch.tensor([0.05, 0.2, 0.1, 0.05, 0.2, 0.1]), torch.full((6,), 0.5)
+    inputs = [x.clamp(0, 1) for x, _ in people(scales=scales, means=means)]
+    asks = msgspec.structs.replace(ASKS, within=True)
+    units, rounds = surveyed(inputs, network(), asks)
+    assert rounds > asks.first
+    assert isinstance(units, Standardised)
+    assert torch.allclose(units.mean, means, atol=0.05)
+    assert ((units.scale[[1, 4]] / 0.2).log().abs() < math.log(1.5)).all()
+    assert float(units.scale.max()) < 0.3
+    wider = [4 * x for x in inputs]
+    assert surveyed(wider, network(), asks) == (AS_GIVEN, asks.first)
+    assert surveyed(inputs, network(), ASKS) == (AS_GIVEN, ASKS.first)
+
+
 def test_pixels_in_bytes_share_one_scale_and_zeros_do_not_count():
     rng = torch.Generator().manual_seed(0)
     there = torch.rand(200, 5, 40, generator=rng) < torch.linspace(0, 0.9, 40)

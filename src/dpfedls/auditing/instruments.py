@@ -19,6 +19,7 @@ from dpfedls.engine import Engine
 from dpfedls.gaussian import Release
 from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Layout, Updates, Vector
+from dpfedls.people.rescale import Rescaling
 from dpfedls.people.survey import Survey
 from dpfedls.randomness import Noise, RandomStreams
 from dpfedls.sampling import Indices
@@ -152,8 +153,8 @@ class ObservedEngine(Engine):
             losses=made.losses and ObservedLosses(made.losses, self.record),
         )
 
-    def _answers(self, params: Vector, block: Indices, bound: Bound) -> Updates:
-        seen, made = self.record[self.record.current], super()._answers(params, block, bound)
+    def answers(self, params: Vector, block: Indices, bound: Bound) -> Updates:
+        seen, made = self.record[self.record.current], super().answers(params, block, bound)
         rows = self.planted(block, seen.number, bound.norm, made)
         seen.clients.append(block.copy())
         seen.rows.append(rows.clone())
@@ -234,6 +235,18 @@ class ObservedSurvey(Survey):
         return super().following(known, release)
 
 
+@dataclass(frozen=True, eq=False)
+class ObservedRescaling(Rescaling):
+    """The same for the last rounds."""
+
+    record: Record = field(default_factory=Record)
+
+    def rescaled(self, params: Vector, release: Release) -> Vector:
+        kept = replace(release, value=release.value.clone())
+        self.record[self.record.current].releases.append(kept)
+        return super().rescaled(params, release)
+
+
 def observed(
     simulation: Simulation, record: Record, planted: Planted = as_trained, absent: Any = ()
 ) -> Simulation:
@@ -255,6 +268,7 @@ def observed(
         server,
         denoiser=ObservedDenoiser(server.denoiser, record),
         survey=server.survey and ObservedSurvey(**vars(server.survey), record=record),
+        rescaling=server.rescaling and ObservedRescaling(**vars(server.rescaling), record=record),
     )
     return replace(
         simulation,

@@ -26,13 +26,14 @@ from dpfedls.auditing.worlds import Watched, World
 from dpfedls.denoising import denoise, first_memory
 from dpfedls.metrics import evaluate
 from dpfedls.parameters import Layout
+from dpfedls.people.rescale import Slopes
 from dpfedls.people.survey import Question
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.curve import epsilon_by_round
 from dpfedls.runs import recipe as recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
-from dpfedls.runs.fitting import survey_of, units_of
+from dpfedls.runs.fitting import rescaling_of, survey_of, units_of
 from dpfedls.runs.folder import EXCEEDED, read_rounds
 from dpfedls.runs.model_file import trained_vector
 from dpfedls.runs.recipe import Recipe
@@ -44,6 +45,7 @@ def replayed(world: Watched) -> list[ServerState]:
     """The states after each round, from the recipe, the first model and the releases."""
     recipe, layout = world.recipe, Layout.of(world.task.model)
     units, survey = units_of(recipe, world.task), survey_of(recipe, world.task)
+    rescaling = rescaling_of(recipe, world.task)
     asked_of = {} if survey is None else survey.start()
     params = units.outward(layout.read(world.task.model))
     norm = recipe.plan.clipping.start
@@ -56,7 +58,9 @@ def replayed(world: Watched) -> list[ServerState]:
         release = seen.releases[0]
         if seen.number in world.record.lost:  # what a denoiser kept in itself the crash took too
             denoiser = copy.deepcopy(world.denoiser)
-        if survey is not None and survey.question(asked_of) is not None:
+        if rescaling is not None and _rescales(recipe, seen.number):
+            average = params = rescaling.rescaled(average, release)
+        elif survey is not None and survey.question(asked_of) is not None:
             asked_of = survey.following(asked_of, release)
             units = survey.found(asked_of)
             average = params = units.outward(params)  # the model waits, and is then one of these
@@ -68,7 +72,7 @@ def replayed(world: Watched) -> list[ServerState]:
             inside = None if asked else release.inside
             step = _step(recipe, states[-1])
             direction, remembered = denoise(denoiser, replace(release, step=step), memory)
-            rounds = recipe.plan.rounds - states[-1].asked
+            rounds = _trainings(recipe, states[-1])
             if not _waits(recipe, norm, inside, (t + 1) / rounds):
                 memory, params = remembered, params + step * units.outward(direction)
             # Σ r^−s w^s ÷ Σ r^−s: the newest has weight 1 ÷ (1 + r + r² + …).
@@ -87,10 +91,21 @@ def replayed(world: Watched) -> list[ServerState]:
     return states
 
 
+def _rescales(recipe: Recipe, t: int) -> bool:
+    """Whether round t is one of the last, which ask for the scale of the scores."""
+    return bool(recipe.rescale) and t >= recipe.plan.rounds - recipe.rescale.rounds
+
+
+def _trainings(recipe: Recipe, state: ServerState) -> int:
+    """How many rounds train, as far as this state knows."""
+    last = recipe.rescale.rounds if recipe.rescale else 0
+    return recipe.plan.rounds - state.asked - last
+
+
 def _step(recipe: Recipe, state: ServerState) -> float:
     """The server rate of the round that follows this state."""
     plan, rate = recipe.plan, recipe.server_rate
-    rounds, t = plan.rounds - state.asked, state.round - state.asked  # of trainings
+    rounds, t = _trainings(recipe, state), state.round - state.asked  # of trainings
     norm, longer = state.clip_norm, 1 / stall.pace(recipe, state.votes)
     power = {"constant": 0.0, "root": 0.5, "linear": 1.0}[recipe.schedule]
     falling = [(1 - s / rounds) ** power for s in range(rounds)]
@@ -145,13 +160,16 @@ def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
     """What clients are asked, and what the server keeps, follows from the releases before."""
     ahead, recipe = getattr(world.denoiser, "ahead", None), world.recipe
     units, survey = units_of(recipe, world.task), survey_of(recipe, world.task)
+    rescaling = rescaling_of(recipe, world.task)
     for seen, state, after in zip(world.record, states, states[1:], strict=False):
+        last = rescaling is not None and _rescales(recipe, seen.number)
         question = None if survey is None else survey.question(state.survey)
+        question = rescaling.question if rescaling and last else question
         units = units if survey is None else survey.found(state.survey)
         if not _same_question(seen.bounds[0].question, question):
             return ["what people are asked does not follow from the releases before"]
-        start = units.inward(state.params)
-        start = start if ahead is None else ahead(start, state.memory)
+        start = units.inward(state.average if last else state.params)
+        start = start if ahead is None or last else ahead(start, state.memory)
         if seen.start is None or not torch.equal(seen.start, start):
             return ["clients did not start from the public model"]
         bound, pace = seen.bounds[0], stall.pace(recipe, state.votes)
@@ -227,6 +245,7 @@ def _log(world: World, states: list[ServerState]) -> list[str]:
         if not math.isclose(line["epsilon"], cost, rel_tol=1e-9):
             problems.append("an ε in rounds.jsonl is not that of the rounds so far")
         asked = survey is not None and survey.question(before.survey) is not None
+        asked = asked or _rescales(recipe, before.round)
         waits = asked or before.params is state.params
         step = 0.0 if waits else _step(recipe, before)
         if not math.isclose(line["server_rate"], step, rel_tol=1e-9):
@@ -358,9 +377,9 @@ def _differing(found: ServerState, state: ServerState) -> list[str]:
     return [what for what, is_same in same.items() if not is_same]
 
 
-def _same_question(one: Question | None, other: Question | None) -> bool:
-    if one is None or other is None:
-        return one is other
+def _same_question(one: Question | Slopes | None, other: Question | Slopes | None) -> bool:
+    if not isinstance(one, Question) or not isinstance(other, Question):
+        return one == other
     tensors = ((one.mean, other.mean), (one.reach, other.reach), (one.asked, other.asked))
     return one.kind == other.kind and all(torch.equal(*pair) for pair in tensors)
 

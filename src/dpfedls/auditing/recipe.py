@@ -79,7 +79,7 @@ def audit(
     denoiser = denoiser or built(recipe.denoiser)
     alone = _alone(recipe)
     shorter = msgspec.structs.replace(_asking_nothing(alone), plan=_shorter(recipe.plan, rounds))
-    small = _briefly_asking(shorter, alone.standardise)
+    small = _briefly_asking(shorter, alone)
     watch(0, "many cheap rounds")
     made_up, seen, problems = _many_rounds(alone, trials)
     person = person_in(made_up)
@@ -204,22 +204,25 @@ def _alone(recipe: Recipe) -> Recipe:
     )  # fmt: skip
 
 
-def _briefly_asking(recipe: Recipe, asks: object) -> Recipe:
-    """Each question about units in one round, so that a few rounds hold them all, and trainings."""
-    rounds = recipe.plan.rounds
+def _briefly_asking(recipe: Recipe, whole: Recipe) -> Recipe:
+    """Each question in one round, so that a few rounds hold them all, and trainings."""
+    rounds, asks = recipe.plan.rounds, whole.standardise
+    if whole.rescale and rounds > _QUESTIONS[0]:
+        briefly = msgspec.structs.replace(whole.rescale, rounds=1)
+        recipe, rounds = msgspec.structs.replace(recipe, rescale=briefly), rounds - 1
     if not isinstance(asks, Measured) or rounds <= _QUESTIONS[0]:
         return recipe
     later = 1 if asks.later and rounds > _QUESTIONS[1] else 0
-    usual = {name: bool(later and getattr(asks, name)) for name in ("centre", "scale")}
+    usual = {n: bool(later and getattr(asks, n)) for n in ("centre", "scale", "within")}
     asks = msgspec.structs.replace(asks, first=1, sizes=1, later=later, **usual)
     return msgspec.structs.replace(recipe, standardise=asks)
 
 
 def _asking_nothing(recipe: Recipe) -> Recipe:
-    """Trainings from the first round on, in units as given."""
+    """Trainings from the first round to the last, in units as given."""
     asks = recipe.standardise
     given = False if isinstance(asks, Measured) else asks
-    return msgspec.structs.replace(recipe, standardise=given)
+    return msgspec.structs.replace(recipe, standardise=given, rescale=None)
 
 
 def _shorter(plan: PrivacyPlan, rounds: int) -> PrivacyPlan:

@@ -14,6 +14,7 @@ from dpfedls.auditing.instruments import Record
 from dpfedls.auditing.payments import payment_problems, too_small
 from dpfedls.auditing.public import leaving_problems, neighbour_problems
 from dpfedls.auditing.worlds import World, altered, hostile, negated, run_world
+from dpfedls.clipping import Bound
 from dpfedls.denoising import AnyCallable
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.runs.recipe import Recipe
@@ -71,7 +72,7 @@ def _others(one: World, other: World, person: int) -> list[str]:
 def company_problems(
     recipe: Recipe, task: Task, denoiser: AnyCallable, record: Record
 ) -> list[str]:
-    """Whoever of a block has other data: nobody else's update may change."""
+    """Whoever of a block has other data: nobody else's update or last answer may change."""
     block = next((seen.cohort for seen in record if len(seen.cohort) > 1), np.arange(0))[:_BLOCK]
     made = []
     for person in (None, *block.tolist()):
@@ -79,7 +80,12 @@ def company_problems(
         simulation, model = prepare(recipe, changed, denoiser)
         server = simulation.server
         params = server.broadcast(server.start(server.layout.read(model)))
-        made.append(simulation.engine.update(params, block, 0, 1, recipe.plan.clipping.start))
+        norm = recipe.plan.clipping.start
+        rows = [simulation.engine.update(params, block, 0, 1, norm)]
+        if server.rescaling is not None:
+            last = Bound(norm, question=server.rescaling.question)
+            rows.append(simulation.engine.answers(params, block, last))
+        made.append(torch.cat(rows, dim=1))
     for k, rows in enumerate(made[1:]):
         others = torch.arange(len(block)) != k
         room = 1e-4 * float(made[0].abs().max()) + 1e-12

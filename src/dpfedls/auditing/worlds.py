@@ -152,8 +152,9 @@ def run_made_up(
     plan = msgspec.structs.replace(recipe.plan, rounds=max(rounds, recipe.plan.rounds))
     people = made_up_people(plan.num_clients)
     recipe = msgspec.structs.replace(
-        recipe, plan=plan, block_size=7, engine="looped", budget=None, standardise=False
-    )
+        recipe, plan=plan, block_size=7, engine="looped", budget=None, standardise=False,
+        rescale=None,
+    )  # fmt: skip
     simulation, model = prepare(recipe, people, Identity())
     record = Record()
     engine = replace(simulation.engine, update=_nothing, losses=_made_up_losses(record))

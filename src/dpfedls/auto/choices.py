@@ -45,6 +45,7 @@ WHY = {
     "does not halve, trains again with shorter steps",
     "local.shorten": OPEN,
     "standardise": OPEN,
+    "rescale": OPEN,
     "denoiser": "smoothing along each axis of a tensor, with a strength estimated from past "
     "releases; none where neighbours are not similar",
     "schedule": "a server rate that falls to zero averages the noise of the last rounds away",

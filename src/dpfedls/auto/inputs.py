@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from dpfedls.people.units import (
     SEEN,
     Standardised,
     is_usual,
+    is_within,
     standardised,
     unmeasured,
 )
@@ -38,16 +39,26 @@ _SIZES = 0.2  # how large each column is, or all of them together
 _MANY = 64  # columns; more are mostly of one kind, so that one scale does,
 _SIZES_OF_MANY = 0.05  # unless so few rounds are enough to ask for each
 _LATER = 0.05  # each question for means and spreads
+_MOST_WITHIN = 0.2  # all of them, where inputs lie within -1 and 1
 # The standard deviation of the noise with which an answer is clear:
 _CLEAR_FIRST = 0.12  # a share of people
 _CLEAR = 0.075  # shares of a column's values
 _CLEAR_TOGETHER = 0.025  # shares of all columns' values
 _CLEAR_LATER = 0.1  # means and distances
 
+_BEST = "from which a linear model, or one of a table between -1 and 1, learns best"
 _HINT, _TAKES = "so let columns be around 1", "the model takes inputs as they are"
 
 
-Usual: TypeAlias = Literal["keep", "centre", "standardise"]  # what to make of usual inputs
+class Usual(NamedTuple):
+    """What to make of inputs of a usual scale."""
+
+    wish: Literal["keep", "centre", "standardise"]
+    within: bool = False  # standardise those that lie within -1 and 1
+    at_most: float = 1.0  # of the rounds may ask for the sake of the wish
+
+
+KEEP = Usual("keep")
 
 
 class Inputs(NamedTuple):
@@ -57,7 +68,7 @@ class Inputs(NamedTuple):
     why: str
 
 
-def inputs_for(model: nn.Module, test: Samples, loss: Loss, usually: Usual = "keep") -> Inputs:
+def inputs_for(model: nn.Module, test: Samples, loss: Loss, usually: Usual = KEEP) -> Inputs:
     """Standardised by the test inputs where their units are not usual and the model allows it.
 
     What becomes of inputs of a usual scale is said: they stay, or lose their means, or more.
@@ -71,11 +82,11 @@ def inputs_for(model: nn.Module, test: Samples, loss: Loss, usually: Usual = "ke
     usual = f"the test inputs have a usual scale, up to {most}"
     why = f"the columns of the test inputs have sizes from {least} to {most}, so people train on "
     why += "columns standardised by these"
-    always = usually == "standardise"
+    always = usually.wish == "standardise" or (usually.within and is_within(values))
     if always:
-        why += ", as a linear model learns targets with units best"
+        why += f", {_BEST}"
     elif is_usual(values):
-        if usually == "keep" or values.double().mean(0).abs().max() < _CENTRED:
+        if usually.wish == "keep" or values.double().mean(0).abs().max() < _CENTRED:
             return _as_given(usual)
         why = "the means of the test inputs are not 0, and with so little noise, or targets with "
         why += "units, a network learns better from inputs less these means"
@@ -106,28 +117,40 @@ def measuring(
         return None, f"false: the model's first layer cannot take units in, {_HINT}"
     if not is_fresh(model, units):
         return None, f"false: the model's first layer seems to have learned already, {_HINT}"
+    columns = units.mean.numel()
+    first, each, later = _rounds(plan, columns)
+    together = _enough(plan, 1, _CLEAR_TOGETHER)
+    asked = (first + each + 4 * later) / plan.rounds
+    wish = usually.wish if asked <= usually.at_most else "keep"
+    within = usually.within and asked <= _MOST_WITHIN
     if units.bias is None:  # means could not be taken in, and without them scales are no help
-        usually = "keep"
-    columns, noise = units.mean.numel(), plan.noise_stddev(1.0) / plan.expected_cohort
-
-    def rounds(numbers: int, enough: float) -> int:
-        return max(1, math.ceil(numbers * (noise / enough) ** 2))
-
-    first = rounds(1, _CLEAR_FIRST)
-    each, together = rounds(columns, _CLEAR), rounds(1, _CLEAR_TOGETHER)
-    scale = usually == "standardise"
+        wish, within = "keep", False
+    scale = wish == "standardise"
     said = f"rounds at first that ask, with noise, whether inputs are around 1: {first}; "
-    then = "in any case, for a linear model of targets with units" if scale else "if not"
+    then = f"in any case, {_BEST}" if scale else "if not"
+    then += ", or if they lie within -1 and 1" if within and not scale else ""
     most = _SIZES_OF_MANY if columns > _MANY else _SIZES
     if first <= _FIRST * plan.rounds and each <= most * plan.rounds:
-        later = max(1, min(rounds(columns, _CLEAR_LATER), int(_LATER * plan.rounds)))
         said += f"{then}, up to {each + 4 * later} more ask for mean and scale of each column"
-        usual = {"centre": usually != "keep", "scale": scale}
+        usual = {"centre": wish != "keep", "scale": scale, "within": within and not scale}
         return Measured(first=first, sizes=each, later=later, **usual), f"{said}; {_TAKES}"
     if first <= _FIRST * plan.rounds and together <= _SIZES * plan.rounds:
         said += f"if not, {together} more ask for one scale of all {columns} columns; {_TAKES}"
         return Measured(first=first, sizes=together, columns=False), said
     return None, f"false: there is too much noise to ask for units, {_HINT}"
+
+
+def _rounds(plan: PrivacyPlan, columns: int) -> tuple[int, int, int]:
+    """How many ask whether inputs are usual, for sizes, and each later question, of each column."""
+    later = min(_enough(plan, columns, _CLEAR_LATER), int(_LATER * plan.rounds))
+    first = _enough(plan, 1, _CLEAR_FIRST)
+    return first, _enough(plan, columns, _CLEAR), max(1, later)
+
+
+def _enough(plan: PrivacyPlan, numbers: int, clear: float) -> int:
+    """Rounds until the noise in each of so many numbers has that standard deviation."""
+    noise = plan.noise_stddev(1.0) / plan.expected_cohort
+    return max(1, math.ceil(numbers * (noise / clear) ** 2))
 
 
 def _as_given(why: str) -> Inputs:

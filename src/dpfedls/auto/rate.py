@@ -47,6 +47,7 @@ class Rates(NamedTuple):
     linear: bool = False  # or known to be
     convolves: bool = False  # whether weights are used at many positions of an input
     bounded: bool = False  # whether the loss of an output grows no faster far away
+    slope: float = 1.0  # of the loss by the outputs, where it is longest; of scores alone
 
 
 def rates_on(
@@ -93,6 +94,7 @@ def rates_on(
         linear=linear,
         convolves=convolves,
         bounded=shape.bounded,
+        slope=float(f"{LEARNING_RATE / shape.usual:.2g}") if shape.of_scores else 1.0,
     )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from dpfedls.engine.compiled import NotCompiled
 from dpfedls.engine.engine import Engine
-from dpfedls.engine.judging import mean_losses
+from dpfedls.engine.judging import mean_losses, mean_slopes
 from dpfedls.engine.looped import LoopedUpdate
 from dpfedls.engine.probe import NotVmapped, probe
 from dpfedls.engine.threads import usual_threads
@@ -53,8 +53,8 @@ def choose(
     log.log(level, "engine: %s (%s)", name, reason)
     size = block_size or _at_once(name, update.layout.dim, on_gpu)
     # The faster engines train no model that keeps anything: known layers, or seen by the probe.
-    losses = partial(mean_losses, update, name == "looped")
-    return Engine(name, reason, made, data, size, losses=losses)
+    losses, slopes = (partial(f, update, name == "looped") for f in (mean_losses, mean_slopes))
+    return Engine(name, reason, made, data, size, losses=losses, slopes=slopes)
 
 
 def _first(names: tuple[str, ...], update: VmappedUpdate) -> tuple[str, LocalUpdate, str]:

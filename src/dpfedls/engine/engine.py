@@ -19,6 +19,7 @@ from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalUpdate
 from dpfedls.parameters import Total, Updates, Vector
 from dpfedls.people.lazy import People, someone
+from dpfedls.people.rescale import Slopes
 from dpfedls.people.units import AS_GIVEN, AsGiven
 from dpfedls.sampling import Indices
 
@@ -38,6 +39,7 @@ class Engine:
     ranks: Workers = ALONE  # who else trains a part of each cohort
     failing: Literal["stop", "zero"] = "stop"  # what a person who cannot be trained does to the run
     losses: Callable[[Vector, Indices], Tensor] | None = None  # each client's, for votes
+    slopes: Callable[[Vector, Indices, int], Tensor] | None = None  # and of it, for rescaling
     made_in: Callable[[AsGiven], Engine] | None = None  # if units of inputs are found on the way
 
     def in_units(self, units: Any) -> Engine:
@@ -45,7 +47,8 @@ class Engine:
         if self.made_in is None or units is AS_GIVEN:
             return self
         made = self.made_in(units)
-        return replace(self, update=made.update, data=made.data, losses=made.losses)
+        judged = {"losses": made.losses, "slopes": made.slopes}
+        return replace(self, update=made.update, data=made.data, **judged)
 
     def clipped_total(
         self, params: Vector, cohort: Indices, round_: int, key: int, bound: Bound
@@ -116,7 +119,7 @@ class Engine:
     ) -> Updates:
         try:
             if bound.question is not None:
-                return self._answers(params, block, bound)
+                return self.answers(params, block, bound)
             trained = round_ - bound.asked
             return self.update(params, block, trained, key, bound.norm, bound.pace)
         except (torch.OutOfMemoryError, KeyboardInterrupt):
@@ -134,10 +137,15 @@ class Engine:
                 f"{'' if self.name == 'looped' else ours}"
             ) from error
 
-    def _answers(self, params: Vector, block: Indices, bound: Bound) -> Updates:
-        """What each client says of its inputs, as long as an update may be."""
-        given = (self.data.client(int(j))[0] for j in block)
-        rows = torch.stack([bound.question.answers(features) for features in given])
+    def answers(self, params: Vector, block: Indices, bound: Bound) -> Updates:
+        """What each client says of its samples, as long as an update may be."""
+        if isinstance(bound.question, Slopes):
+            assert self.slopes is not None
+            slopes = self.slopes(params, block, bound.question.scores)
+            rows = bound.question.answers(slopes)
+        else:
+            given = (self.data.client(int(j))[0] for j in block)
+            rows = torch.stack([bound.question.answers(features) for features in given])
         return (bound.norm * rows).float().to(params.device)
 
     def _better(self, params: Vector, block: Indices, bound: Bound) -> Tensor | None:

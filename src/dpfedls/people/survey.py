@@ -1,11 +1,11 @@
 """The units of the inputs, measured: what people are asked in the first rounds.
 
 Where no public samples show the units, everybody in a cohort answers questions about their inputs:
-is the largest column around 1? If not: how large are the values of each column, where is their
-middle, how far are they from it? An answer is a vector of norm 1 at most. Times the clip norm, it
-is clipped, summed and released as an update is, with the same noise, so such a round costs what
-every round costs. ``Question.answers`` sees people's inputs; all else here is made from releases,
-and public.
+is the largest column around 1, and is no value beyond 1? Then, if need be: how large are the values
+of each column, where is their middle, how far are they from it? An answer is a vector of norm 1 at
+most. Times the clip norm, it is clipped, summed and released as an update is, with the same noise,
+so such a round costs what every round costs. ``Question.answers`` sees people's inputs; all else
+here is made from releases, and public.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class Measured(Component, frozen=True, tag="measured"):
 
     In ``first`` rounds everybody says whether their largest column is far above 1, or below. If for
     most it is neither, units are usual, and people train. Otherwise, or if ``centre`` or ``scale``
-    is set, the next ``sizes`` rounds ask how large values are: per column, or, if ``columns`` is
-    false, for all columns at once, which tolerates more noise. Up to four times ``later`` rounds
-    then ask for means and scales, or, if units are usual and ``scale`` is not set, for means alone.
-    People train as soon as units are known.
+    is set, or ``within`` and most people have no value beyond 1, the next ``sizes`` rounds ask how
+    large values are: per column, or, if ``columns`` is false, for all columns at once, which
+    tolerates more noise. Up to four times ``later`` rounds then ask for means and scales, or, if
+    units are usual and only ``centre`` is set, for means alone. People train as soon as units are
+    known.
     """
 
     first: int  # rounds that ask for the largest column
@@ -58,25 +59,31 @@ class Measured(Component, frozen=True, tag="measured"):
     columns: bool = True  # each by itself
     centre: bool = False  # subtract the means of usual inputs, too
     scale: bool = False  # and divide them by their scales
+    within: bool = False  # both, if they lie within -1 and 1
 
     def __post_init__(self) -> None:
         check_types(self, "standardise.")
         require_positive("standardise.first", self.first, "one at least asks")
         require_positive("standardise.sizes", self.sizes, "one at least asks how large values are")
         require_not_negative("standardise.later", self.later, "0 asks for sizes alone")
-        if (self.centre or self.scale) and not (self.later and self.columns):
+        asked = [name for name in ("centre", "scale", "within") if getattr(self, name)]
+        if asked and not (self.later and self.columns):
             raise InputError(
-                "standardise.centre and standardise.scale ask for means, of each column: give "
+                f"standardise.{asked[0]} asks for means, of each column: give "
                 "standardise.later, at least 1, and leave columns = false out"
             )
 
+    @property
+    def most(self) -> int:
+        """How many rounds ask at most."""
+        return self.first + self.sizes + 4 * self.later
+
     def require_room(self, plan: PrivacyPlan) -> None:
         """Refuse a plan that leaves no round to train in, or bounds no answer."""
-        most = self.first + self.sizes + 4 * self.later
-        if most >= plan.rounds:
+        if self.most >= plan.rounds:
             raise InputError(
-                f"standardise asks in up to {most} rounds (first, sizes and four times later), and "
-                f"plan.rounds = {plan.rounds} leaves none to train: ask in fewer"
+                f"standardise asks in up to {self.most} rounds (first, sizes and four times "
+                f"later), and plan.rounds = {plan.rounds} leaves none to train: ask in fewer"
             )
         if math.isinf(plan.clipping.start):
             raise InputError(
@@ -101,7 +108,7 @@ class Question:
     def length(self) -> int:
         """How many numbers an answer has."""
         if self.kind == "largest":
-            return 3
+            return 4
         sizes = _BINS if self.together else self.columns * _BINS
         return sizes if self.kind == "size" else int(self.asked.sum())
 
@@ -115,8 +122,9 @@ class Question:
         values = values.reshape(-1, self.columns)
         if self.kind == "largest":
             largest, typical = extent(values)
+            within = bool(values.abs().max() <= 1)
             said = [largest > LARGE, largest <= LARGE and typical < SMALL]
-            said = [*said, not any(said)]
+            said = [*said, not any(said) and within, not any(said) and not within]
             return torch.tensor(said, device=values.device).double()
         if self.kind == "size":
             values = values.reshape(-1, 1) if self.together else values
@@ -146,6 +154,7 @@ class Survey:
             "rounds": torch.zeros(1),  # that have asked
             "answers": torch.zeros(0),  # the sum of those to this question
             "usual": torch.zeros(1),  # whether most people's largest column is around 1
+            "within": torch.zeros(1),  # and most have no value beyond 1
             "there": torch.ones(1),  # the share of people who have samples
             "mean": 0 * ones,
             "reach": ones,
@@ -201,12 +210,13 @@ class Survey:
 
     def _answered(self, known: Known, at: int, answer: Tensor, rounds: int) -> Known:
         if at == 0:
-            usual = bool(answer[2] > answer[:2].sum())
-            noise, there = math.sqrt(3 / rounds) * self.noise, float(answer.sum())
+            usual = bool(answer[2:].sum() > answer[:2].sum())
+            within = usual and bool(answer[2] > answer[3])
+            noise, there = math.sqrt(len(answer) / rounds) * self.noise, float(answer.sum())
             there = 1.0 if there > 1 - 3 * noise else max(there, _LEAST_THERE)
-            done = usual and not (self._asks_of_usual and self._may_centre)
-            said = {"usual": torch.ones(1) * usual, "there": torch.ones(1) * there}
-            return self._next(known, _DONE if done else _SIZE, **said)
+            heard = known | {"usual": torch.ones(1) * usual, "within": torch.ones(1) * within}
+            done = usual and not (self._asks_of_usual(heard) and self._may_centre)
+            return self._next(heard, _DONE if done else _SIZE, there=torch.ones(1) * there)
         if at == _SIZE:
             return self._sized(known, answer, self.noise / math.sqrt(rounds))
         asked, kind = known["asked"] > 0, _KINDS[at]
@@ -250,8 +260,9 @@ class Survey:
         if one_kind and rest is not None:
             each = torch.full_like(each, rest)
         if usual:
-            at = _CENTRE if centre and self._asks_of_usual else _DONE
-            each = each if self.asks.scale and at == _CENTRE and not one_kind else torch.ones(1)
+            at = _CENTRE if centre and self._asks_of_usual(known) else _DONE
+            scale = self._scales_usual(known) and at == _CENTRE and not one_kind
+            each = each if scale else torch.ones(1)
         elif one_kind or not centre:
             at = _DONE
         return self._next(known, at, scale=each.expand(self._width), **sure_of)
@@ -260,9 +271,11 @@ class Survey:
         changed = {name: values.clone().float() for name, values in found.items()}
         return known | changed | {"question": torch.tensor([float(at), 0.0])}
 
-    @property
-    def _asks_of_usual(self) -> bool:
-        return self.asks.centre or self.asks.scale
+    def _asks_of_usual(self, known: Known) -> bool:
+        return self.asks.centre or self._scales_usual(known)
+
+    def _scales_usual(self, known: Known) -> bool:
+        return self.asks.scale or (self.asks.within and bool(known["within"]))
 
     @property
     def _may_centre(self) -> bool:

@@ -147,6 +147,11 @@ def is_usual(inputs: Tensor) -> bool:
     return largest <= LARGE and typical >= SMALL
 
 
+def is_within(inputs: Tensor) -> bool:
+    """Whether most inputs have no value beyond 1."""
+    return bool((inputs[:SEEN].flatten(1).abs().amax(1) <= 1).double().mean() > 0.5)
+
+
 def extent(values: Tensor) -> tuple[float, float]:
     """The largest root mean square of a column, and that of all values which are not zero.
 

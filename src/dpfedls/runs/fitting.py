@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dpfedls.auto.by_model import ALL, Fitted, of_usual_inputs, rates_for
+from dpfedls.auto.by_model import ALL, Fitted, asking_for_scale, of_usual_inputs, rates_for
 from dpfedls.auto.choices import LOCAL_FIELDS, OPEN, plan_for
 from dpfedls.auto.inputs import inputs_for, measuring
 from dpfedls.auto.rate import made_up
 from dpfedls.errors import InputError
+from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, example
+from dpfedls.people.rescale import Rescaling, last_layer
 from dpfedls.people.samples import Samples, each
 from dpfedls.people.survey import Measured, Survey
 from dpfedls.people.units import AS_GIVEN, AsGiven, standardised, unmeasured
@@ -70,6 +72,9 @@ def ready(recipe: Recipe, task: Task) -> Recipe:
         recipe = replace(recipe, plan=replace(recipe.plan, clip_norm=rates.clip_norm))
     else:
         why = {key: line for key, line in why.items() if key != "plan.clip_norm"}
+    if recipe.chosen.get("rescale") == OPEN:
+        recipe, said = _with_scale(recipe, task, samples, rates, open_ >= ALL)
+        why |= said
     chosen = recipe.chosen | why
     if recipe.local.steps is None:  # it has epochs instead
         chosen = {key: line for key, line in chosen.items() if key != "local.steps"}
@@ -111,6 +116,21 @@ def survey_of(recipe: Recipe, task: Task) -> Survey | None:
     return Survey(recipe.standardise, units, plan.noise_stddev(1.0) / plan.expected_cohort)
 
 
+def rescaling_of(recipe: Recipe, task: Task) -> Rescaling | None:
+    """What the last rounds ask for, where scores are rescaled."""
+    if not recipe.rescale:
+        return None
+    last = last_layer(task.model, _shown(task)[0])
+    if last is None:
+        raise InputError(
+            "rescale needs a model whose last layer is linear, with a bias, trains and gives the "
+            "outputs as they are, and inputs that are one floating-point tensor; leave it out"
+        )
+    plan = recipe.plan
+    noise = plan.noise_stddev(1.0) / plan.expected_cohort
+    return Rescaling(recipe.rescale, Layout.of(task.model), *last, noise)
+
+
 def _with_units(recipe: Recipe, task: Task, samples: Samples, ours: bool) -> Recipe:
     """The recipe with the units of its inputs; as given where rates are, and on nodes."""
     chosen = {key: line for key, line in recipe.chosen.items() if key != "standardise"}
@@ -123,6 +143,17 @@ def _with_units(recipe: Recipe, task: Task, samples: Samples, ours: bool) -> Rec
         return replace(recipe, standardise=measured or False, chosen=chosen | {"standardise": why})
     standardise, why = inputs_for(task.model, task.test, task.loss, usually)
     return replace(recipe, standardise=standardise, chosen=chosen | {"standardise": why})
+
+
+def _with_scale(
+    recipe: Recipe, task: Task, samples: Samples, rates: Fitted, ours: bool
+) -> tuple[Recipe, dict[str, str]]:
+    """The recipe with last rounds that ask for the scale of scores, where that is known to help."""
+    if not ours or recipe.nodes is not None:
+        chosen = {key: line for key, line in recipe.chosen.items() if key != "rescale"}
+        return replace(recipe, chosen=chosen), {}
+    asks, why = asking_for_scale(recipe.plan, task.model, samples[0], rates)
+    return replace(recipe, rescale=asks), {"rescale": why}
 
 
 def _shown(task: Task) -> Samples:

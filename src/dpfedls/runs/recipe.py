@@ -34,6 +34,7 @@ from dpfedls.errors import (
     unknown,
 )
 from dpfedls.local_sgd import LocalSGD
+from dpfedls.people.rescale import Rescale
 from dpfedls.people.survey import Measured
 from dpfedls.privacy.bounded import SETTINGS, read_bounded
 from dpfedls.privacy.clipping import AdaptiveClipping
@@ -84,6 +85,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     schedule: Schedule = "constant"  # of the server rate; √(1 − t/T) or 1 − t/T: falls to zero
     averaging: float = 0.0
     standardise: bool | Literal["always"] | Measured = False  # by the test inputs; or measured
+    rescale: Rescale | None = None  # the scores, by what the last rounds ask
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # full path of the account whose budget this run shares
     mode: Literal["simulation", "deployed"] = "simulation"
@@ -129,8 +131,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "coordinate that a clip norm which adapts has; leave shorten out, or give "
                 'plan.clip_norm = { kind = "adaptive" }'
             )
+        asks = self.standardise.most if isinstance(self.standardise, Measured) else 0
         if isinstance(self.standardise, Measured):
             self.standardise.require_room(self.plan)
+        if self.rescale:
+            self.rescale.require_room(self.plan, asks)
+            if self.nodes is not None:
+                raise InputError(
+                    "rescale is for runs on one machine, and [nodes] says that people's data is on "
+                    "nodes, which are not asked; leave rescale out"
+                )
         if self.standardise and self.nodes is not None:
             raise InputError(
                 "standardise is for runs on one machine, and [nodes] says that people's "

@@ -23,7 +23,7 @@ from dpfedls.people.lazy import LazyClients, someone
 from dpfedls.people.samples import each
 from dpfedls.people.units import AsGiven, folded
 from dpfedls.randomness import SeededStreams, SystemStreams
-from dpfedls.runs.fitting import ready, survey_of, units_of
+from dpfedls.runs.fitting import ready, rescaling_of, survey_of, units_of
 from dpfedls.runs.folder import is_free, read_recipe, require_own
 from dpfedls.runs.recipe import PYTHON, Recipe, built
 from dpfedls.runs.record import Result, Watch
@@ -148,7 +148,8 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         )
 
     engine = replace(engine_in(units), made_in=None if survey is None else _latest(engine_in))
-    server = replace(server_for(recipe, model, denoiser, units), survey=survey)
+    server = server_for(recipe, model, denoiser, units)
+    server = replace(server, survey=survey, rescaling=rescaling_of(recipe, task))
     if recipe.mode == "deployed":
         # Once it runs, an error that names people would tell who was drawn. That model and loss
         # train at all is seen before, or every round would be paid for and nothing learned.

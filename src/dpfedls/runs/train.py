@@ -20,6 +20,7 @@ from dpfedls.errors import InputError
 from dpfedls.local_sgd import LocalSGD
 from dpfedls.metrics import Metrics
 from dpfedls.people.losses import Loss, cross_entropy
+from dpfedls.people.rescale import Rescale
 from dpfedls.people.survey import Measured
 from dpfedls.privacy.accountants import usual_delta
 from dpfedls.privacy.accounting.search import WINDOW
@@ -51,6 +52,7 @@ def train(
     schedule: Schedule | None = None,
     averaging: float = 0.0,
     standardise: bool | Literal["always"] | Measured | None = None,
+    rescale: Literal[False] | Rescale | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -84,6 +86,7 @@ def train(
         averaging: Share in [0, 1] by which older iterates count in the model; 0 is the last one.
         standardise: Whether people train on standardised columns: ``False``, ``True`` (by ``test``,
             if its columns are not around 1), ``"always"``, or ``Measured(…)``.
+        rescale: ``Rescale(…)`` has the last rounds ask how sure the model may be; ``False``: none.
         loss: ``loss(outputs, targets)`` gives one number per sample.
         metrics: Names and functions of (outputs, targets) that give one number for all.
         test: A (features, targets) pair to evaluate on, of people who are not trained on.
@@ -153,6 +156,7 @@ def recipe_for(
     server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
     standardise: bool | Literal["always"] | Measured | None = None,
+    rescale: Literal[False] | Rescale | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -178,7 +182,7 @@ def recipe_for(
         )
     plan, usual, why = _promise(plan, epsilon, delta, task.data.num_clients, folder)
     given = {"local": local, "denoiser": denoiser, "schedule": schedule, "server_rate": server_rate}
-    given["standardise"] = standardise
+    given |= {"standardise": standardise, "rescale": rescale}
     denoiser = usual.denoiser if denoiser is None else denoiser
     recipe = Recipe(
         task=PYTHON,
@@ -188,6 +192,7 @@ def recipe_for(
         schedule=usual.schedule if schedule is None else schedule,
         server_rate=usual.server_rate if server_rate is None else server_rate,
         standardise=usual.standardise if standardise is None else standardise,
+        rescale=usual.rescale if rescale is None else rescale or None,
         chosen={key: line for key, line in why.items() if given.get(key.partition(".")[0]) is None},
         device=str(device),
         **settings,
@@ -203,6 +208,7 @@ class _Usual(NamedTuple):
     schedule: Schedule
     server_rate: ServerRate | Literal["auto"]
     standardise: bool | Literal["always"] | Measured = False
+    rescale: Rescale | None = None
 
 
 _BY_PLAN = _Usual(LocalSGD(epochs=5, batch_size=10), Identity(), "constant", 1.0)
