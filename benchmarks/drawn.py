@@ -2,6 +2,7 @@
 
     python benchmarks/drawn.py run                      all tables: runs what is missing
     python benchmarks/drawn.py run AER.SmokeBan         some of them
+    python benchmarks/drawn.py run --scaled             with columns scaled to between 0 and 1
     python benchmarks/drawn.py table                    the table of docs/results/beyond.md
 
 Every run is a line of docs/results/drawn.jsonl: stop it and go on at will. Of the paper's plan the
@@ -35,8 +36,11 @@ def run(name: str, epsilon: float, seeds: int) -> None:
             record.run(name, epsilon, seed, settings)
 
 
-def table() -> str:
-    """A line each: accuracy in per cent, or the squared error as a share of the constant's."""
+def table(scaled: bool = False) -> str:
+    """A line each: accuracy in per cent, or the squared error as a share of the constant's.
+
+    Scaled: with the loss, and the constant's, which knows how frequent each class is.
+    """
     lines = [
         "| table, what is predicted | people | constant | ε = 1 | ε = 8 |",
         "|---|---|---|---|---|",
@@ -54,10 +58,11 @@ def table() -> str:
                 shown.append("–")
                 continue
             best = max(plans, key=lambda row: score(row, "validation"))
-            told = [_told(score(row, "test"), constant) for row in (best, alone[0])]
+            told = [_told(row["test"], constant, scaled) for row in (best, alone[0])]
             shown.append(f"{told[0]}, **{told[1]}**")
         what = (maker.__doc__ or "").removesuffix(".")
         base = f"{constant:.1f}" if constant > 0 else "1"
+        base += f", {_entropy(task):.3f}" if scaled else ""
         lines.append(f"| {what} | {task.data.num_clients:,} | {base} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
@@ -72,8 +77,19 @@ def _constant(task: Task) -> float:
     return 100 * float((targets == own.mode().values).float().mean())
 
 
-def _told(score: float, constant: float) -> str:
-    return f"{score:.1f}" if constant > 0 else f"{score / constant:.3g}"
+def _entropy(task: Task) -> float:
+    """The loss of the shares of classes."""
+    assert isinstance(task.data, ClientData)
+    assert task.test is not None
+    shares = task.data.targets.bincount(minlength=int(task.test[1].max()) + 1).double()
+    return float(-(shares / shares.sum()).log()[task.test[1]].mean())
+
+
+def _told(found: dict[str, float], constant: float, with_loss: bool) -> str:
+    if constant < 0:
+        return f"{-found['loss'] / constant:.3g}"
+    said = f"{100 * found['accuracy']:.1f}"
+    return f"{said} {found['loss']:.3f}" if with_loss else said
 
 
 def main() -> None:
@@ -83,15 +99,16 @@ def main() -> None:
     parser.add_argument("tables", nargs="*")
     parser.add_argument("--epsilon", type=float, action="append")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--scaled", action="store_true")
     asked = parser.parse_args()
     foreign.TASKS.clear()
-    foreign.TASKS.update(drawn_tasks.tasks())
+    foreign.TASKS.update(drawn_tasks.tasks(asked.scaled))
     if unknown := set(asked.tables) - foreign.TASKS.keys():
         parser.error(f"unknown tables {sorted(unknown)}; known are {', '.join(foreign.TASKS)}")
     for name in (asked.tables or foreign.TASKS) if asked.what == "run" else ():
         for epsilon in asked.epsilon or EPSILONS:
             run(name, epsilon, asked.seeds)
-    print(table())
+    print(table(asked.scaled))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Nobody chose them, and nobody chose their targets: tables of 2,000 to 60,000 row
 columns, in an order that a seed gives; in each a column that can be predicted, by the same seed. A
 factor becomes columns of 0 and 1, and nothing is scaled. Every other table has people of five rows
 instead of one, every third, where it can, a squared loss; two models are linear, then two MLPs.
+Those with classes are there once more with each column scaled to between 0 and 1, as many do.
 """
 
 from __future__ import annotations
@@ -79,13 +80,16 @@ def _drawn() -> Iterator[tuple[str, str, str, int, bool, bool]]:
 
 
 def _maker(
-    package: str, item: str, target: str, each: int, squares: bool, linear: bool
+    package: str, item: str, target: str, each: int, squares: bool, linear: bool, scaled: bool
 ) -> Callable[[np.random.Generator], Task]:
     def make(rng: np.random.Generator) -> Task:
         import pandas
 
         table = _table(package, item).sample(frac=1, random_state=int(rng.integers(2**31)))
         inputs = pandas.get_dummies(table.drop(columns=target), drop_first=True, dtype=float)
+        if scaled:
+            least, most = inputs.min(), inputs.max()
+            inputs = (inputs - least) / (most - least)
         x, people = _floats(inputs.to_numpy(dtype=float)), int(0.6 * len(table)) // each
         if squares:
             y, outputs, more = _floats(table[target].to_numpy()), 1, {"loss": squared}
@@ -102,6 +106,9 @@ def _maker(
     return make
 
 
-def tasks() -> dict[str, Callable[[np.random.Generator], Task]]:
-    """The tables by name, if the package is there."""
-    return {f"{drawn[0]}.{drawn[1]}": _maker(*drawn) for drawn in _drawn()}
+def tasks(scaled: bool = False) -> dict[str, Callable[[np.random.Generator], Task]]:
+    """The tables by name, if the package is there; scaled: those with classes, from 0 to 1."""
+    if scaled:
+        classes = [drawn for drawn in _drawn() if not drawn[4]]
+        return {f"{drawn[0]}.{drawn[1]} from 0 to 1": _maker(*drawn, True) for drawn in classes}
+    return {f"{drawn[0]}.{drawn[1]}": _maker(*drawn, False) for drawn in _drawn()}
