@@ -135,9 +135,10 @@ def network_of(params):
 
 
 def test_little_noise_gathers_in_all_rounds_together():
-    """Answers of noise alone: log(scale) moves by 0.3 in standard deviation, scores by 0.07.
+    """Answers of noise alone would move log(scale) by 0.4 in standard deviation, scores by 0.07.
 
-    Over 400 runs the deviation found is off by a fifth with a chance of 1 in 10^7; seeds are fixed.
+    James and Stein's factor leaves less than three quarters. Over 400 runs the deviation found is off by a
+    fifth with a chance of 1 in 10^7; seeds are fixed.
     """
     noise, rng = 0.3, torch.Generator().manual_seed(0)
     server = rescaling(Rescale(rounds=6, shift=True), noise=noise)
@@ -151,9 +152,12 @@ def test_little_noise_gathers_in_all_rounds_together():
         tensors = layout.split(params)
         scales.append(float(tensors["weight"][0, 0].log()))
         shifts.append(tensors["bias"] - tensors["weight"][0, 0])
-    assert np.std(scales) == pytest.approx(0.3, rel=0.2)
-    # What is shifted early is scaled later: by a fifth or so, to both sides.
-    assert float(torch.stack(shifts).std()) == pytest.approx(0.07, rel=0.35)
+    assert 0.05 < np.std(scales) < 0.75 * 0.4
+    assert 0.01 < float(torch.stack(shifts).std()) < 0.75 * 0.07
+    # And an answer that noise cannot be is taken as it is.
+    sure = rescaling(Rescale(rounds=6), noise=0.01)
+    step = sure.rescaled(start, Release(torch.tensor([0.1]), 0.01, layout, clip_norm=1.0))
+    assert float(step[0].log()) == pytest.approx(-2 * 4 * 0.1 * (1 - 0.1**2), rel=1e-3)
 
 
 class Tokens(nn.Module):

@@ -27,7 +27,7 @@ from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.server import ServerState
 
 _STEP = 2.0  # times the slopes of a cross-entropy by its scores: no longer one goes too far
-_NOISE_OF_SCALE, _NOISE_OF_SHIFT = 0.3, 0.07  # gathered at most, in log(scale) and in each score
+_NOISE_OF_SCALE, _NOISE_OF_SHIFT = 0.4, 0.07  # gathered at most, in log(scale) and in each score
 _FURTHEST = math.log(4.0)  # that log(scale) may change in a round
 _REACH = 4.0  # of slopes by log(scale) that count: at the end few samples have longer ones
 
@@ -109,8 +109,8 @@ class Rescaling:
     def rescaled(self, params: Vector, release: Release) -> Vector:
         """A step against the mean slopes, so short that little noise gathers in all the rounds."""
         slopes = release.value.double() / release.clip_norm / self.question.share
-        by_scale, by_score = _REACH * slopes[0], math.sqrt(2) * slopes[1:]
-        grows = -self._step(_NOISE_OF_SCALE, _REACH) * by_scale
+        by_scale, by_score = self._sure(slopes[:1]), self._sure(slopes[1:])
+        grows = -self._step(_NOISE_OF_SCALE, _REACH) * _REACH * by_scale
         factor = grows.clamp(-_FURTHEST, _FURTHEST).exp()
         changed = params.clone()
         tensors = self.layout.split(changed)  # views
@@ -118,8 +118,14 @@ class Rescaling:
         weight *= factor
         bias *= factor
         if self.asks.shift:
-            bias -= self._step(_NOISE_OF_SHIFT, math.sqrt(2)) * by_score.view_as(bias)
+            shift = self._step(_NOISE_OF_SHIFT, math.sqrt(2)) * math.sqrt(2) * by_score
+            bias -= shift.view_as(bias)
         return changed
+
+    def _sure(self, slopes: Tensor) -> Tensor:
+        """Less of them where noise may be all there is (James and Stein's factor)."""
+        noise = len(slopes) * (self.noise / self.question.share) ** 2
+        return slopes * (1 - noise / slopes.square().sum().clamp(min=1e-30)).clamp(min=0)
 
     def _step(self, most: float, unit: float) -> float:
         """The usual step, or a shorter one with which all rounds gather no more noise than that."""
