@@ -137,8 +137,8 @@ def network_of(params):
 def test_little_noise_gathers_in_all_rounds_together():
     """Answers of noise alone would move log(scale) by 0.4 in standard deviation, scores by 0.07.
 
-    James and Stein's factor leaves less than three quarters. Over 400 runs the deviation found is off by a
-    fifth with a chance of 1 in 10^7; seeds are fixed.
+    James and Stein's factor leaves less than three quarters. Over 400 runs the deviation found is
+    off by a fifth with a chance of 1 in 10^7; seeds are fixed.
     """
     noise, rng = 0.3, torch.Generator().manual_seed(0)
     server = rescaling(Rescale(rounds=6, shift=True), noise=noise)
