@@ -148,6 +148,10 @@ def test_a_table_between_minus_one_and_one_is_standardised_and_a_wider_one_is_no
     assert torch.allclose(units.mean, means, atol=0.05)
     assert ((units.scale[[1, 4]] / 0.2).log().abs() < math.log(1.5)).all()
     assert float(units.scale.max()) < 0.3
+    noisy, _ = surveyed(inputs, network(), asks, noise=0.1)  # what it hides stays as it is
+    assert isinstance(noisy, Standardised) or noisy is AS_GIVEN
+    if isinstance(noisy, Standardised):
+        assert float(noisy.scale.max()) < 1.5
     wider = [4 * x for x in inputs]
     assert surveyed(wider, network(), asks) == (AS_GIVEN, asks.first)
     assert surveyed(inputs, network(), ASKS) == (AS_GIVEN, ASKS.first)

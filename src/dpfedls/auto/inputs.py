@@ -132,7 +132,7 @@ def measuring(
     most = _SIZES_OF_MANY if columns > _MANY else _SIZES
     if first <= _FIRST * plan.rounds and each <= most * plan.rounds:
         said += f"{then}, up to {each + 4 * later} more ask for mean and scale of each column"
-        usual = {"centre": wish != "keep", "scale": scale, "within": within and not scale}
+        usual = {"centre": wish != "keep", "scale": scale, "within": within}
         return Measured(first=first, sizes=each, later=later, **usual), f"{said}; {_TAKES}"
     if first <= _FIRST * plan.rounds and together <= _SIZES * plan.rounds:
         said += f"if not, {together} more ask for one scale of all {columns} columns; {_TAKES}"

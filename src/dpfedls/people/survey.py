@@ -246,6 +246,8 @@ class Survey:
         columns = len(answer) // _BINS
         shares, noise = math.sqrt(columns) * answer.view(columns, _BINS), math.sqrt(columns) * noise
         each, sure, rest = _sizes(shares, noise, self.asks.columns)
+        if self.asks.within and known["within"]:  # what noise hides is no larger than the others
+            each, rest = torch.where(sure, each.clamp(max=1.0), 1.0), None
         known_sizes: list[float] = [*each[sure].tolist(), *([] if rest is None else [rest])]
         largest = max(known_sizes, default=1.0)
         each, sure = each.expand(self._width), sure.expand(self._width)
