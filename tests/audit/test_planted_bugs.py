@@ -45,7 +45,7 @@ def look(sampler=POISSON, trials=60, **changes):
         block_size=5,
         denoiser=changes.pop("denoiser", LaplacianSmoothing(strength=1.0)),
         standardise=changes.pop("standardise", False),
-        rescale=changes.pop("rescale", None),
+        rescale=changes.pop("rescale", False),
         evaluate_every=changes.pop("evaluate_every", 1),
         seed=3,
     )
@@ -83,6 +83,9 @@ def test_the_audit_names_the_bug(name, monkeypatch):
         (POISSON, {"standardise": True}),
         (POISSON, planted_leaks.MEASURED),
         (FIXED, planted_leaks.MEASURED | {"clip_norm": AdaptiveClipping()}),
+        (POISSON, planted_leaks.RESCALED),
+        (FIXED, planted_leaks.MEASURED | planted_leaks.RESCALED | {"rounds": 8}),
+        (POISSON, planted_leaks.RESCALED | {"clip_norm": AdaptiveClipping(floor=0.4)}),
     ],
 )
 def test_correct_code_raises_no_alarm(sampler, given):

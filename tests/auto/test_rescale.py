@@ -7,19 +7,22 @@ import math
 import numpy as np
 import pytest
 import torch
-from raw_people import network, people
+from raw_people import ASKS, network, people
 from torch import nn
 
 import dpfedls
 from dpfedls import Identity, LocalSGD, PoissonSampling, PrivacyPlan, Rescale
+from dpfedls.auditing.recipe import audit
 from dpfedls.clipping import Bound
 from dpfedls.engine import choose
 from dpfedls.errors import InputError
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout
 from dpfedls.people.clients import ClientData
+from dpfedls.people.lazy import LazyClients
 from dpfedls.people.losses import cross_entropy
-from dpfedls.people.rescale import Rescaling, Slopes, last_layer
+from dpfedls.people.rescale import Rescaling, Slopes, last_layer, slopes_of
+from dpfedls.people.survey import Measured
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.observers import Nodes
 from dpfedls.runs import recipe as recipes
@@ -282,9 +285,135 @@ def test_epsilon_alone_asks_of_classifiers_of_tables_and_says_why():
         chosen(people_=160),
         chosen(local=LocalSGD(steps=5)),
     ):
-        assert other.rescale is None
+        assert other.rescale is False
     assert "too much noise" in chosen(people_=160).chosen["rescale"]
-    assert recipe_for(model=LINEAR, clients=usual(), plan=plan())[0].rescale is None
+    assert recipe_for(model=LINEAR, clients=usual(), plan=plan())[0].rescale is False
+
+
+class Loaded:
+    """A person's samples, one by one; a loader may turn a switch of the whole process."""
+
+    def __init__(self, x, y, gradients=True):
+        self.x, self.y, self.gradients = x, y, gradients
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        if not self.gradients:
+            torch.set_grad_enabled(False)
+        return self.x[i], self.y[i]
+
+
+def test_a_loader_that_turns_gradients_off_changes_nobody_elses_answer():
+    clients, params = usual(6, 5), torch.linspace(-1, 1, 21)
+    bound, totals = Bound(1.0, question=Slopes(3, True, 1.0)), []
+    for gradients in (True, False):
+        data = LazyClients([Loaded(*pair, gradients or j > 0) for j, pair in enumerate(clients)])
+        engine = choose(LINEAR, data, LocalSGD(steps=1), engine="looped")
+        with torch.set_grad_enabled(True):  # as before, afterwards
+            totals.append(engine.clipped_total(params, np.arange(6), 0, 0, bound))
+    assert torch.equal(*totals)
+
+
+def transposed(outputs, targets):
+    return nn.functional.cross_entropy(
+        outputs.transpose(1, 2), targets[:, None].expand(-1, 2), reduction="none"
+    ).mean(dim=1)
+
+
+def in_place(outputs, targets):
+    outputs -= outputs.detach().amax(dim=1, keepdim=True)
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [(nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3))), transposed), (LINEAR, in_place)],
+)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_losses_of_other_shapes_and_in_place_are_asked_about_too(model, loss, gradients):
+    """Also where gradients are off outside, as around an evaluation."""
+    given = {"model": model, "clients": usual(), "loss": loss, "rescale": Rescale(rounds=2)}
+    with torch.set_grad_enabled(gradients):
+        result = dpfedls.train(**given, plan=plan())
+    assert len(result.history) == 12
+
+
+def no_slopes(outputs, targets):
+    return nn.functional.cross_entropy(outputs.detach(), targets, reduction="none")
+
+
+class Stubborn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores):
+        return scores * 1.0
+
+    @staticmethod
+    def backward(ctx, slopes):
+        raise RuntimeError("no way back")
+
+
+def stubborn(outputs, targets):
+    return nn.functional.cross_entropy(Stubborn.apply(outputs), targets, reduction="none")
+
+
+@pytest.mark.parametrize("mode", ["simulation", "deployed"])
+def test_a_loss_that_cannot_answer_is_refused_before_a_round_is_paid_for(mode, tmp_path):
+    given = {"model": LINEAR, "clients": usual(), "plan": plan(), "loss": stubborn}
+    with pytest.raises(InputError, match=r"cannot say \(RuntimeError\)"):
+        dpfedls.train(**given, rescale=Rescale(rounds=2), mode=mode, folder=tmp_path / "r")
+    assert chosen(loss=stubborn).rescale is False
+    assert slopes_of(no_slopes, torch.ones(4, 3), torch.zeros(4).long(), 3).tolist() == [0.0] * 4
+
+
+def test_a_stall_that_was_voted_for_is_no_alarm_in_the_last_rounds():
+    """The audit of a run whose people find that learning stalls, and are asked at its end."""
+    recipe, task, _ = recipe_for(
+        model=LINEAR,
+        clients=usual(400, 2),
+        plan=plan(rounds=40, noise=0.05, clip_norm=AdaptiveClipping(), count=400),
+        local=LocalSGD(steps=2, learning_rate=1e-9, shorten=16.0),
+        rescale=Rescale(rounds=1),
+        denoiser=Identity(),
+    )
+    assert audit(recipe, task, rounds=40, trials=60)["problems"] == []
+
+
+def test_people_are_asked_in_the_units_that_the_first_rounds_found():
+    """As in a run whose units are given: the same answers, to rounding."""
+    clients = people(60)
+    both = {"standardise": ASKS, "rescale": Rescale(rounds=3, shift=True)}
+    recipe, task, _ = recipe_for(
+        model=network(), clients=clients, plan=plan(rounds=20, noise=0.01), **both
+    )
+    simulation, model = prepare(recipe, task, Identity())
+    server, state = simulation.server, None
+    for state in simulation.run(server.start(server.layout.read(model))):
+        if state.round == 17:
+            break
+    assert state is not None
+    units, question = server.units(state), server.rescaling.question
+    bound, who = Bound(1.0, question=question), np.arange(60)
+    found = simulation.engine.in_units(units).answers(server.broadcast(state), who, bound)
+    twin = engine_of([(units(x), y) for x, y in clients], network())
+    assert torch.allclose(found, twin.answers(units.inward(state.average), who, bound), atol=1e-5)
+    assert float(found.norm(dim=1).max()) > 0.01
+
+
+def test_a_loss_in_other_units_gives_the_same_answers():
+    slopes = torch.tensor([[0.5, 0.2, -0.1, -0.1]])
+    assert torch.allclose(
+        Slopes(3, True, 1.0).answers(slopes), Slopes(3, True, 0.25).answers(slopes / 4)
+    )
+
+
+def test_a_recipe_file_can_decline(tmp_path):
+    kept = tmp_path / "own.toml"
+    kept.write_text('task = "mnist-logistic"\ncalibrate = { epsilon = 4.0 }\nrescale = false\n')
+    assert recipes.read(str(kept), ["plan.num_clients=500"]).rescale is False
+    with pytest.raises(InputError, match="rescale = true does not say"):
+        recipes.read(str(kept), ["plan.num_clients=500", "rescale=true"])
 
 
 def test_wrong_wishes_are_refused_in_one_line():
@@ -293,6 +422,10 @@ def test_wrong_wishes_are_refused_in_one_line():
         Rescale(rounds=0)
     with pytest.raises(InputError, match=r"leave none of plan.rounds = 12 to train"):
         recipe_for(**given, plan=plan(), rescale=Rescale(rounds=12))
+    with pytest.raises(InputError, match="rescale = true does not say"):
+        recipe_for(**given, plan=plan(), rescale=True)
+    asks = Measured(first=1, sizes=196)
+    assert chosen(standardise=asks).rescale is False  # our own choice refuses nobody's
     with pytest.raises(InputError, match="clip_norm = inf bounds no answer"):
         recipe_for(**given, plan=plan(clip_norm=math.inf, noise=0.0), rescale=Rescale(rounds=2))
     with pytest.raises(InputError, match="rescale is for runs on one machine"):

@@ -93,13 +93,12 @@ def replayed(world: Watched) -> list[ServerState]:
 
 def _rescales(recipe: Recipe, t: int) -> bool:
     """Whether round t is one of the last, which ask for the scale of the scores."""
-    return bool(recipe.rescale) and t >= recipe.plan.rounds - recipe.rescale.rounds
+    return t >= recipe.plan.rounds - recipe.last_rounds
 
 
 def _trainings(recipe: Recipe, state: ServerState) -> int:
     """How many rounds train, as far as this state knows."""
-    last = recipe.rescale.rounds if recipe.rescale else 0
-    return recipe.plan.rounds - state.asked - last
+    return recipe.plan.rounds - state.asked - recipe.last_rounds
 
 
 def _step(recipe: Recipe, state: ServerState) -> float:
@@ -172,7 +171,8 @@ def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
         start = start if ahead is None or last else ahead(start, state.memory)
         if seen.start is None or not torch.equal(seen.start, start):
             return ["clients did not start from the public model"]
-        bound, pace = seen.bounds[0], stall.pace(recipe, state.votes)
+        bound = seen.bounds[0]
+        pace = 1.0 if question else stall.pace(recipe, state.votes)
         if not math.isclose(bound.norm, state.clip_norm, rel_tol=1e-9):
             return ["the clip norm of a round does not follow from the releases before it"]
         t = seen.number - state.asked

@@ -28,6 +28,7 @@ from dpfedls.auditing.worlds import (
 )
 from dpfedls.denoising import AnyCallable
 from dpfedls.errors import InputError
+from dpfedls.people.rescale import Rescale
 from dpfedls.people.survey import Measured
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.randomness import SeededStreams
@@ -41,7 +42,7 @@ ROUNDS = 8  # of each whole run
 TRIALS = 300  # cheap rounds with made-up updates
 FEWEST_TRIALS = 60
 CONFIDENCE = 0.9999  # of mu_lower
-_QUESTIONS = 2, 6  # about units: of sizes alone, and of means and distances too
+_QUESTIONS = 2, 6  # rounds: with more there is room for sizes or scores, for means and distances
 _EMPTY = 5  # rounds without anybody
 NEAR = 0.97  # a bound below this share of the claim has not seen the mechanism that is claimed
 NOTE = (
@@ -207,7 +208,7 @@ def _alone(recipe: Recipe) -> Recipe:
 def _briefly_asking(recipe: Recipe, whole: Recipe) -> Recipe:
     """Each question in one round, so that a few rounds hold them all, and trainings."""
     rounds, asks = recipe.plan.rounds, whole.standardise
-    if whole.rescale and rounds > _QUESTIONS[0]:
+    if isinstance(whole.rescale, Rescale) and rounds > _QUESTIONS[0]:
         briefly = msgspec.structs.replace(whole.rescale, rounds=1)
         recipe, rounds = msgspec.structs.replace(recipe, rescale=briefly), rounds - 1
     if not isinstance(asks, Measured) or rounds <= _QUESTIONS[0]:
@@ -222,7 +223,7 @@ def _asking_nothing(recipe: Recipe) -> Recipe:
     """Trainings from the first round to the last, in units as given."""
     asks = recipe.standardise
     given = False if isinstance(asks, Measured) else asks
-    return msgspec.structs.replace(recipe, standardise=given, rescale=None)
+    return msgspec.structs.replace(recipe, standardise=given, rescale=False)
 
 
 def _shorter(plan: PrivacyPlan, rounds: int) -> PrivacyPlan:

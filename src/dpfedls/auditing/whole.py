@@ -74,24 +74,32 @@ def company_problems(
 ) -> list[str]:
     """Whoever of a block has other data: nobody else's update or last answer may change."""
     block = next((seen.cohort for seen in record if len(seen.cohort) > 1), np.arange(0))[:_BLOCK]
-    made = []
+    updates, answers = [], []
     for person in (None, *block.tolist()):
         changed = task if person is None else altered(task, person)
         simulation, model = prepare(recipe, changed, denoiser)
         server = simulation.server
         params = server.broadcast(server.start(server.layout.read(model)))
         norm = recipe.plan.clipping.start
-        rows = [simulation.engine.update(params, block, 0, 1, norm)]
+        updates.append(simulation.engine.update(params, block, 0, 1, norm))
         if server.rescaling is not None:
             last = Bound(norm, question=server.rescaling.question)
-            rows.append(simulation.engine.answers(params, block, last))
-        made.append(torch.cat(rows, dim=1))
+            answers.append(simulation.engine.answers(params, block, last))
+    return [
+        f"one person's data changes another person's {what}"
+        for what, made in (("update", updates), ("answer", answers))
+        if made and _changed_by_others(made)
+    ]
+
+
+def _changed_by_others(made: list[torch.Tensor]) -> bool:
+    """Whether a row differs from the first table's where another person has other data."""
+    room = 1e-4 * float(made[0].abs().max()) + 1e-12
     for k, rows in enumerate(made[1:]):
-        others = torch.arange(len(block)) != k
-        room = 1e-4 * float(made[0].abs().max()) + 1e-12
+        others = torch.arange(len(rows)) != k
         if not float((rows - made[0])[others].abs().max()) <= room:
-            return ["one person's data changes another person's update"]
-    return []
+            return True
+    return False
 
 
 def _budget(plan: PrivacyPlan) -> float:

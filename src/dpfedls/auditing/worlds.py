@@ -153,7 +153,7 @@ def run_made_up(
     people = made_up_people(plan.num_clients)
     recipe = msgspec.structs.replace(
         recipe, plan=plan, block_size=7, engine="looped", budget=None, standardise=False,
-        rescale=None,
+        rescale=False,
     )  # fmt: skip
     simulation, model = prepare(recipe, people, Identity())
     record = Record()

@@ -39,7 +39,7 @@ class Engine:
     ranks: Workers = ALONE  # who else trains a part of each cohort
     failing: Literal["stop", "zero"] = "stop"  # what a person who cannot be trained does to the run
     losses: Callable[[Vector, Indices], Tensor] | None = None  # each client's, for votes
-    slopes: Callable[[Vector, Indices, int], Tensor] | None = None  # and of it, for rescaling
+    slopes: Callable[[Vector, Indices, int], Tensor] | None = None  # and their slopes by the scores
     made_in: Callable[[AsGiven], Engine] | None = None  # if units of inputs are found on the way
 
     def in_units(self, units: Any) -> Engine:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpfedls.engine.vmapped import VmappedUpdate
 from dpfedls.parameters import Vector
+from dpfedls.people.losses import Loss
+from dpfedls.people.rescale import slopes_of
 from dpfedls.sampling import Indices
 
 MOST = 100  # of a person's samples: more would cost time and hardly change the answer
 
 
+@torch.no_grad()
 def mean_losses(update: VmappedUpdate, keep: bool, params: Vector, clients: Indices) -> Tensor:
     """Each client's mean loss with these weights; NaN for clients without samples."""
     losses = params.new_full((len(clients),), torch.nan)
-    for place, _, loss in _judged(update, keep, params, clients):
-        losses[place] = loss.detach()
+    for place, outputs, loss, targets in _judged(update, keep, params, clients):
+        losses[place] = loss(outputs, targets).float().mean()
     return losses
 
 
@@ -31,17 +35,15 @@ def mean_slopes(
     All zeros for clients without samples.
     """
     rows = params.new_zeros(len(clients), 1 + scores)
-    for place, outputs, loss in _judged(update, keep, params, clients):
-        (slopes,) = torch.autograd.grad(loss, outputs)
-        slopes, given = slopes.view(-1, scores), outputs.detach().view(-1, scores)
-        rows[place] = torch.cat([(slopes * given).sum()[None], slopes.sum(dim=0)])
+    for place, outputs, loss, targets in _judged(update, keep, params, clients):
+        rows[place] = slopes_of(loss, outputs, targets, scores)
     return rows
 
 
 def _judged(
     update: VmappedUpdate, keep: bool, params: Vector, clients: Indices
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Place, outputs and mean loss of each client that has samples.
+) -> Iterator[tuple[int, Any, Loss, Tensor]]:
+    """Place, outputs, loss and targets of each client that has samples.
 
     Guarantee: they do not depend on who else is asked. Each is asked alone, since a model or a loss
     may mix the samples of a batch; and of a model and a loss that ``keep`` something of what they
@@ -59,5 +61,4 @@ def _judged(
         own, its_loss = copy.deepcopy((model, loss)) if keep else (model, loss)
         with torch.no_grad():
             outputs = update._outputs(own, features)
-        outputs = outputs.detach().requires_grad_()
-        yield place, outputs, its_loss(outputs, targets).float().mean()
+        yield place, outputs, its_loss, targets

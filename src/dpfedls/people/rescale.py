@@ -23,6 +23,8 @@ from dpfedls.component import Component, check_types
 from dpfedls.errors import InputError, require_finite, require_positive
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Vector
+from dpfedls.people.losses import Loss
+from dpfedls.people.samples import Samples
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.server import ServerState
 
@@ -32,12 +34,12 @@ _FURTHEST = math.log(4.0)  # that log(scale) may change in a round
 _REACH = 4.0  # of slopes by log(scale) that count: at the end few samples have longer ones
 
 
-class Rescale(Component, frozen=True):
+class Rescale(Component, frozen=True, tag=False):
     """In the last rounds people say how all scores should be scaled, and each be shifted."""
 
     rounds: int  # the last of the plan's
     shift: bool = False  # too; otherwise the order of the scores stays
-    slope: float = 1.0  # the unit of the loss's slopes: of a mean over 20 labels it is smaller
+    slope: float = 1.0  # the unit of the loss's slopes, its longest: of a mean over 20 labels 0.2
 
     def __post_init__(self) -> None:
         check_types(self, "rescale.")
@@ -73,7 +75,7 @@ class Slopes:
 
     @property
     def share(self) -> float:
-        """Of an answer's norm that each of the two questions may have."""
+        """Of an answer's norm that is for the scale, and for usual slopes by the scores."""
         return math.sqrt(0.5) if self.shift else 1.0
 
     def answers(self, slopes: Tensor) -> Tensor:
@@ -131,6 +133,33 @@ class Rescaling:
         """The usual step, or a shorter one with which all rounds gather no more noise than that."""
         noise = math.sqrt(self.asks.rounds) * unit * self.noise / self.question.share
         return min(_STEP, most / noise) if noise else _STEP
+
+
+def slopes_of(loss: Loss, outputs: Tensor, targets: Tensor, scores: int) -> Tensor:
+    """How the mean loss grows with log(scale) of the scores, and with each of them.
+
+    Whether gradients are on is a switch of the whole process, which somebody's loader may turn.
+    """
+    with torch.enable_grad():
+        given = outputs.detach().clone().requires_grad_()
+        mean = loss(given.clone(), targets).float().mean()  # a loss may change what it is given
+        if not mean.requires_grad:
+            return outputs.new_zeros(1 + scores)
+        (slopes,) = torch.autograd.grad(mean, given, materialize_grads=True)
+    slopes, flat = slopes.reshape(-1, scores), given.detach().reshape(-1, scores)
+    return torch.cat([(slopes * flat).sum()[None], slopes.sum(dim=0)])
+
+
+def can_answer(model: nn.Module, loss: Loss, samples: Samples) -> bool:
+    """Whether a client could say how a loss of one's own changes: tried, on made-up samples."""
+    model, loss = copy.deepcopy((model, loss))
+    model.cpu()
+    try:
+        with torch.no_grad():
+            outputs = model(samples[0])
+        return bool(slopes_of(loss, outputs, samples[1], outputs[0].numel()).isfinite().all())
+    except Exception:  # of somebody's own loss
+        return False
 
 
 @torch.no_grad()

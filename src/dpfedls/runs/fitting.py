@@ -12,7 +12,7 @@ from dpfedls.errors import InputError
 from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, example
-from dpfedls.people.rescale import Rescaling, last_layer
+from dpfedls.people.rescale import Rescale, Rescaling, can_answer, last_layer
 from dpfedls.people.samples import Samples, each
 from dpfedls.people.survey import Measured, Survey
 from dpfedls.people.units import AS_GIVEN, AsGiven, standardised, unmeasured
@@ -118,7 +118,7 @@ def survey_of(recipe: Recipe, task: Task) -> Survey | None:
 
 def rescaling_of(recipe: Recipe, task: Task) -> Rescaling | None:
     """What the last rounds ask for, where scores are rescaled."""
-    if not recipe.rescale:
+    if not isinstance(recipe.rescale, Rescale):
         return None
     last = last_layer(task.model, _shown(task)[0])
     if last is None:
@@ -153,7 +153,16 @@ def _with_scale(
         chosen = {key: line for key, line in recipe.chosen.items() if key != "rescale"}
         return replace(recipe, chosen=chosen), {}
     asks, why = asking_for_scale(recipe.plan, task.model, samples[0], rates)
-    return replace(recipe, rescale=asks), {"rescale": why}
+    if asks is not None and not can_answer(task.model, task.loss, made_up(task.model, samples)):
+        asks, why = None, "false: clients could not say how the loss changes with the scores"
+    if asks is not None and asks.rounds + _asking(recipe) >= recipe.plan.rounds:
+        asks, why = None, "false: the rounds that ask for units leave too few"
+    return replace(recipe, rescale=asks or False), {"rescale": why}
+
+
+def _asking(recipe: Recipe) -> int:
+    """How many of the first rounds ask for units, at most."""
+    return recipe.standardise.most if isinstance(recipe.standardise, Measured) else 0
 
 
 def _shown(task: Task) -> Samples:

@@ -85,7 +85,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     schedule: Schedule = "constant"  # of the server rate; √(1 − t/T) or 1 − t/T: falls to zero
     averaging: float = 0.0
     standardise: bool | Literal["always"] | Measured = False  # by the test inputs; or measured
-    rescale: Rescale | None = None  # the scores, by what the last rounds ask
+    rescale: bool | Rescale = False  # the scores, by what the last rounds ask
     budget: float | None = None  # stop before ε exceeds it; without one, the plan's rounds
     population: str | None = None  # full path of the account whose budget this run shares
     mode: Literal["simulation", "deployed"] = "simulation"
@@ -134,7 +134,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         asks = self.standardise.most if isinstance(self.standardise, Measured) else 0
         if isinstance(self.standardise, Measured):
             self.standardise.require_room(self.plan)
-        if self.rescale:
+        if self.rescale is True:
+            raise InputError(
+                "rescale = true does not say in how many of the last rounds; give "
+                "rescale = { rounds = 10 }, or false"
+            )
+        if isinstance(self.rescale, Rescale):
             self.rescale.require_room(self.plan, asks)
             if self.nodes is not None:
                 raise InputError(
@@ -172,6 +177,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         steps = self.denoiser if isinstance(self.denoiser, list) else [self.denoiser]
         named = [self.task, *(step.name for step in steps if isinstance(step, OwnDenoiser))]
         return [name for name in named if own.is_own(name)]
+
+    @property
+    def last_rounds(self) -> int:
+        """How many of the last rounds ask how sure the model may be."""
+        return self.rescale.rounds if isinstance(self.rescale, Rescale) else 0
 
     def resolved(self) -> Recipe:
         """The recipe with its noise chosen, so that the plan stands complete in the run folder."""

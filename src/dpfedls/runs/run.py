@@ -218,7 +218,8 @@ def server_for(
         raise InputError(
             'server_rate = "auto" is chosen from model and samples, and the server of a federation '
             "holds no samples; give a number, or take it, and [local], from the recipe.toml of a "
-            "run that dpfedls run or dpfedls.train made with this model, and standardise = false"
+            "run that dpfedls run or dpfedls.train made with this model with standardise = false "
+            "and rescale = false"
         )
     ledger = MemoryLedger(recipe.plan, recipe.budget)
     server = Server(

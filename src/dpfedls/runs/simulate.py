@@ -28,7 +28,7 @@ from dpfedls.runs.folder import is_free, read_recipe, require_own
 from dpfedls.runs.recipe import PYTHON, Recipe, built
 from dpfedls.runs.record import Result, Watch
 from dpfedls.runs.run import open_run, server_for
-from dpfedls.server import ServerState
+from dpfedls.server import Server, ServerState
 from dpfedls.simulation import Simulation
 from dpfedls.tasks.task import Task, make_task
 
@@ -150,6 +150,7 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
     engine = replace(engine_in(units), made_in=None if survey is None else _latest(engine_in))
     server = server_for(recipe, model, denoiser, units)
     server = replace(server, survey=survey, rescaling=rescaling_of(recipe, task))
+    _try_question(engine, server, model)
     if recipe.mode == "deployed":
         # Once it runs, an error that names people would tell who was drawn. That model and loss
         # train at all is seen before, or every round would be paid for and nothing learned.
@@ -158,6 +159,21 @@ def prepare(recipe: Recipe, task: Task, denoiser: AnyCallable) -> tuple[Simulati
         engine.clipped_total(first, one, 0, 0, bound)
         engine = replace(engine, failing="zero")
     return Simulation(engine, server, streams), model
+
+
+def _try_question(engine: Engine, server: Server, model: nn.Module) -> None:
+    """Refuse a model or loss that cannot answer the last question, before a round is paid for."""
+    if server.rescaling is None:
+        return
+    one, norm = np.array([someone(engine.data)]), server.plan.clipping.start
+    params, last = server.layout.read(model), Bound(norm, question=server.rescaling.question)
+    try:
+        engine.answers(params, one, last)
+    except Exception as error:  # of a person's own loss
+        raise InputError(
+            "rescale asks how a client's loss changes with the scores, and this model and loss "
+            f"cannot say ({type(error).__name__}); leave rescale out, or give rescale=False"
+        ) from error
 
 
 def _latest(make: Callable[[AsGiven], Engine]) -> Callable[[AsGiven], Engine]:

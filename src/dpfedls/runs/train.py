@@ -52,7 +52,7 @@ def train(
     schedule: Schedule | None = None,
     averaging: float = 0.0,
     standardise: bool | Literal["always"] | Measured | None = None,
-    rescale: Literal[False] | Rescale | None = None,
+    rescale: bool | Rescale | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -87,6 +87,7 @@ def train(
         standardise: Whether people train on standardised columns: ``False``, ``True`` (by ``test``,
             if its columns are not around 1), ``"always"``, or ``Measured(…)``.
         rescale: ``Rescale(…)`` has the last rounds ask how sure the model may be; ``False``: none.
+            Chosen from ``epsilon`` if not given.
         loss: ``loss(outputs, targets)`` gives one number per sample.
         metrics: Names and functions of (outputs, targets) that give one number for all.
         test: A (features, targets) pair to evaluate on, of people who are not trained on.
@@ -156,7 +157,7 @@ def recipe_for(
     server_rate: ServerRate | Literal["auto"] | None = None,
     schedule: Schedule | None = None,
     standardise: bool | Literal["always"] | Measured | None = None,
-    rescale: Literal[False] | Rescale | None = None,
+    rescale: bool | Rescale | None = None,
     loss: Loss = cross_entropy,
     metrics: Metrics | None = None,
     test: Any = None,
@@ -192,7 +193,7 @@ def recipe_for(
         schedule=usual.schedule if schedule is None else schedule,
         server_rate=usual.server_rate if server_rate is None else server_rate,
         standardise=usual.standardise if standardise is None else standardise,
-        rescale=usual.rescale if rescale is None else rescale or None,
+        rescale=usual.rescale if rescale is None else rescale,
         chosen={key: line for key, line in why.items() if given.get(key.partition(".")[0]) is None},
         device=str(device),
         **settings,
@@ -208,7 +209,7 @@ class _Usual(NamedTuple):
     schedule: Schedule
     server_rate: ServerRate | Literal["auto"]
     standardise: bool | Literal["always"] | Measured = False
-    rescale: Rescale | None = None
+    rescale: bool | Rescale = False
 
 
 _BY_PLAN = _Usual(LocalSGD(epochs=5, batch_size=10), Identity(), "constant", 1.0)
