@@ -129,6 +129,9 @@ def test_the_last_layer_takes_in_scale_and_shift(shift):
     assert torch.equal(params, torch.linspace(-1, 1, 21))
     if not shift:
         assert torch.equal(after(x).argmax(1), before(x).argmax(1))
+    far = Release(torch.ones(server.question.length), 0.0, layout, clip_norm=1.0)
+    weights = layout.split(server.rescaled(params, far))["weight"]
+    assert torch.allclose(weights, layout.split(params)["weight"] / 4)  # in a round, at most
 
 
 def network_of(params):
@@ -283,6 +286,13 @@ def test_epsilon_alone_asks_of_classifiers_of_tables_and_says_why():
         chosen(model=nn.Linear(6, 3, bias=False)),
         chosen(loss=lambda outputs, targets: (outputs[:, 0] - targets).square()),
         chosen(people_=160),
+        chosen(model=nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten())),
+        chosen(
+            model=nn.Sequential(
+                nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)
+            )
+        ),
+        chosen(nodes=Nodes()),
         chosen(local=LocalSGD(steps=5)),
     ):
         assert other.rescale is False
