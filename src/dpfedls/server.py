@@ -96,13 +96,11 @@ class Server:
 
     def trainings(self, state: ServerState) -> int:
         """How many rounds of the plan train, as far as is known."""
-        last = self.rescaling.asks.rounds if self.rescaling else 0
-        return self.plan.rounds - state.asked - last
+        return self._trained_until - state.asked
 
     def rescales(self, state: ServerState) -> bool:
         """Whether the next round asks for the scale of the scores."""
-        last = self.rescaling.asks.rounds if self.rescaling else 0
-        return last > 0 and state.round >= self.plan.rounds - last
+        return bool(self.rescaling) and state.round >= self._trained_until
 
     def bound(self, state: ServerState) -> Bound:
         """What a client may contribute to the next round."""
@@ -175,6 +173,11 @@ class Server:
             votes=votes,
             exceeded=shorter * exceeded,
         )
+
+    @property
+    def _trained_until(self) -> int:
+        """The round before which training ends."""
+        return self.plan.rounds - (self.rescaling.asks.rounds if self.rescaling else 0)
 
     def _longer(self, votes: Votes | None) -> float:
         """By how much server steps are longer since learning stalled, as clients' are shorter."""

@@ -82,6 +82,11 @@ class Record:
         if after.round - 1 in self.rounds:
             self.rounds[after.round - 1].after = after
 
+    def keep(self, release: Release) -> None:
+        """A copy of what the round released: who is given it may change it."""
+        kept = replace(release, value=release.value.clone())
+        self[self.current].releases.append(kept)
+
     def crash_if_due(self, seen: Round) -> None:
         """Stop as a power cut would: the round is paid for and nothing of it is released."""
         if self.crash == seen.number:
@@ -215,8 +220,7 @@ class ObservedDenoiser:
         return first_memory(self.inner, layout)
 
     def __call__(self, release: Release, memory: Memory) -> tuple[Vector, Memory]:
-        kept = replace(release, value=release.value.clone())
-        self.record[self.record.current].releases.append(kept)
+        self.record.keep(release)
         return denoise(self.inner, release, memory)
 
     def ahead(self, params: Vector, memory: Memory) -> Vector:
@@ -230,20 +234,18 @@ class ObservedSurvey(Survey):
     record: Record = field(default_factory=Record)
 
     def following(self, known: Memory, release: Release) -> Memory:
-        kept = replace(release, value=release.value.clone())
-        self.record[self.record.current].releases.append(kept)
+        self.record.keep(release)
         return super().following(known, release)
 
 
 @dataclass(frozen=True, eq=False)
 class ObservedRescaling(Rescaling):
-    """The same for the last rounds."""
+    """The real questions of the last rounds; the releases that answer them are kept."""
 
     record: Record = field(default_factory=Record)
 
     def rescaled(self, params: Vector, release: Release) -> Vector:
-        kept = replace(release, value=release.value.clone())
-        self.record[self.record.current].releases.append(kept)
+        self.record.keep(release)
         return super().rescaled(params, release)
 
 

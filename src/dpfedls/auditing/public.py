@@ -58,7 +58,7 @@ def replayed(world: Watched) -> list[ServerState]:
         release = seen.releases[0]
         if seen.number in world.record.lost:  # what a denoiser kept in itself the crash took too
             denoiser = copy.deepcopy(world.denoiser)
-        if rescaling is not None and _rescales(recipe, seen.number):
+        if rescaling and _rescales(recipe, seen.number):
             average = params = rescaling.rescaled(average, release)
         elif survey is not None and survey.question(asked_of) is not None:
             asked_of = survey.following(asked_of, release)
@@ -161,9 +161,9 @@ def following_problems(world: Watched, states: list[ServerState]) -> list[str]:
     units, survey = units_of(recipe, world.task), survey_of(recipe, world.task)
     rescaling = rescaling_of(recipe, world.task)
     for seen, state, after in zip(world.record, states, states[1:], strict=False):
-        last = rescaling is not None and _rescales(recipe, seen.number)
+        last = rescaling if _rescales(recipe, seen.number) else None
         question = None if survey is None else survey.question(state.survey)
-        question = rescaling.question if rescaling and last else question
+        question = last.question if last else question
         units = units if survey is None else survey.found(state.survey)
         if not _same_question(seen.bounds[0].question, question):
             return ["what people are asked does not follow from the releases before"]

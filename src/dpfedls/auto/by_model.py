@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from dpfedls.auto.choices import LOCAL, LOCAL_FIELDS
-from dpfedls.auto.inputs import Usual
+from dpfedls.auto.inputs import MANY, Usual
 from dpfedls.auto.planner import MOST_RATE, ROUNDS, at_the_limit, little_noise
 from dpfedls.auto.rate import (
     IN_CLIP_NORMS,
@@ -71,7 +71,6 @@ FLOOR = 0.4
 FLOOR_OF_PASSES = 0.5  # with little noise a long norm costs little
 FLOOR_OF_CONVOLUTIONS = 0.1  # whose updates begin long: with 0.4 they lose half a point to two
 
-PIXELS = 64  # columns; as many are mostly of one kind, and are better left as they are
 # The last rounds may ask how sure a model may be: so many of all do as well as 5 %, or 10.
 LAST = 0.03
 LAST_NOISE = 0.1  # in a mean answer of norm 1: with more 200 people gain nothing
@@ -179,7 +178,7 @@ def asking_for_scale(
     plan: PrivacyPlan, model: nn.Module, inputs: Any, found: Fitted
 ) -> tuple[Rescale | None, str]:
     """Whether the last rounds ask how sure a classifier of a table may be, and why."""
-    rates, noise = found.rates, plan.noise_stddev(1.0) / plan.expected_cohort
+    rates, noise = found.rates, plan.answer_noise
     if rates.noise is None or rates.convolves or not _is_table(inputs):
         return None, "false: it was tried on classifiers of tables alone"
     if last_layer(model, inputs) is None:
@@ -196,7 +195,9 @@ def asking_for_scale(
 
 
 def _is_table(inputs: Any) -> bool:
-    return isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.shape[1] < PIXELS
+    """Of few columns: as many as small images have are better left as they are."""
+    floats = isinstance(inputs, Tensor) and inputs.is_floating_point()
+    return floats and inputs.dim() == 2 and inputs.shape[1] < MANY
 
 
 def _of_scores(known: _Known, noise: float) -> Fitted:

@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal, NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from dpfedls.auto.links import link_of
@@ -36,7 +37,7 @@ _NUMBERS = 2 * 10**6  # random numbers drawn to see that
 # Rounds that may ask people about their inputs, at most, as a share of all:
 _FIRST = 0.05  # whether inputs are around 1
 _SIZES = 0.2  # how large each column is, or all of them together
-_MANY = 64  # columns; more are mostly of one kind, so that one scale does,
+MANY = 64  # columns; so many, or more, are mostly of one kind: one scale does,
 _SIZES_OF_MANY = 0.05  # unless so few rounds are enough to ask for each
 _LATER = 0.05  # each question for means and spreads
 _MOST_WITHIN = 0.2  # all of them, where inputs lie within -1 and 1
@@ -120,20 +121,21 @@ def measuring(
     columns = units.mean.numel()
     first, each, later = _rounds(plan, columns)
     together = _enough(plan, 1, _CLEAR_TOGETHER)
-    asked = (first + each + 4 * later) / plan.rounds
-    wish = usually.wish if asked <= usually.at_most else "keep"
-    within = usually.within and asked <= _MOST_WITHIN
+    asks = Measured(first=first, sizes=each, later=later)
+    share = asks.most / plan.rounds
+    wish = usually.wish if share <= usually.at_most else "keep"
+    within = usually.within and share <= _MOST_WITHIN
     if units.bias is None:  # means could not be taken in, and without them scales are no help
         wish, within = "keep", False
     scale = wish == "standardise"
     said = f"rounds at first that ask, with noise, whether inputs are around 1: {first}; "
     then = f"in any case, {_BEST}" if scale else "if not"
     then += ", or if they lie within -1 and 1" if within and not scale else ""
-    most = _SIZES_OF_MANY if columns > _MANY else _SIZES
+    most = _SIZES_OF_MANY if columns > MANY else _SIZES
     if first <= _FIRST * plan.rounds and each <= most * plan.rounds:
         said += f"{then}, up to {each + 4 * later} more ask for mean and scale of each column"
         usual = {"centre": wish != "keep", "scale": scale, "within": within}
-        return Measured(first=first, sizes=each, later=later, **usual), f"{said}; {_TAKES}"
+        return replace(asks, **usual), f"{said}; {_TAKES}"
     if first <= _FIRST * plan.rounds and together <= _SIZES * plan.rounds:
         said += f"if not, {together} more ask for one scale of all {columns} columns; {_TAKES}"
         return Measured(first=first, sizes=together, columns=False), said
@@ -149,8 +151,7 @@ def _rounds(plan: PrivacyPlan, columns: int) -> tuple[int, int, int]:
 
 def _enough(plan: PrivacyPlan, numbers: int, clear: float) -> int:
     """Rounds until the noise in each of so many numbers has that standard deviation."""
-    noise = plan.noise_stddev(1.0) / plan.expected_cohort
-    return max(1, math.ceil(numbers * (noise / clear) ** 2))
+    return max(1, math.ceil(numbers * (plan.answer_noise / clear) ** 2))
 
 
 def _as_given(why: str) -> Inputs:

@@ -101,6 +101,11 @@ class PrivacyPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Whether any noise is added at all."""
         return self.noise > 0
 
+    @property
+    def answer_noise(self) -> float:
+        """The standard deviation in each number of a round's mean answer of norm 1."""
+        return self.noise_stddev(1.0) / self.expected_cohort
+
     def noise_stddev(self, clip_norm: float) -> float:
         """Standard deviation of the noise on each coordinate of the sum, in a round of that norm.
 

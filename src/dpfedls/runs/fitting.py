@@ -112,8 +112,7 @@ def survey_of(recipe: Recipe, task: Task) -> Survey | None:
             "and a model whose first layer, linear or a convolution, reads them as they are and "
             "trains; leave it out"
         )
-    plan = recipe.plan
-    return Survey(recipe.standardise, units, plan.noise_stddev(1.0) / plan.expected_cohort)
+    return Survey(recipe.standardise, units, recipe.plan.answer_noise)
 
 
 def rescaling_of(recipe: Recipe, task: Task) -> Rescaling | None:
@@ -126,9 +125,7 @@ def rescaling_of(recipe: Recipe, task: Task) -> Rescaling | None:
             "rescale needs a model whose last layer is linear, with a bias, trains and gives the "
             "outputs as they are, and inputs that are one floating-point tensor; leave it out"
         )
-    plan = recipe.plan
-    noise = plan.noise_stddev(1.0) / plan.expected_cohort
-    return Rescaling(recipe.rescale, Layout.of(task.model), *last, noise)
+    return Rescaling(recipe.rescale, Layout.of(task.model), *last, recipe.plan.answer_noise)
 
 
 def _with_units(recipe: Recipe, task: Task, samples: Samples, ours: bool) -> Recipe:
@@ -155,14 +152,9 @@ def _with_scale(
     asks, why = asking_for_scale(recipe.plan, task.model, samples[0], rates)
     if asks is not None and not can_answer(task.model, task.loss, made_up(task.model, samples)):
         asks, why = None, "false: clients could not say how the loss changes with the scores"
-    if asks is not None and asks.rounds + _asking(recipe) >= recipe.plan.rounds:
+    if asks is not None and asks.rounds + recipe.first_rounds >= recipe.plan.rounds:
         asks, why = None, "false: the rounds that ask for units leave too few"
     return replace(recipe, rescale=asks or False), {"rescale": why}
-
-
-def _asking(recipe: Recipe) -> int:
-    """How many of the first rounds ask for units, at most."""
-    return recipe.standardise.most if isinstance(recipe.standardise, Measured) else 0
 
 
 def _shown(task: Task) -> Samples:

@@ -131,7 +131,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "coordinate that a clip norm which adapts has; leave shorten out, or give "
                 'plan.clip_norm = { kind = "adaptive" }'
             )
-        asks = self.standardise.most if isinstance(self.standardise, Measured) else 0
         if isinstance(self.standardise, Measured):
             self.standardise.require_room(self.plan)
         if self.rescale is True:
@@ -140,7 +139,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "rescale = { rounds = 10 }, or false"
             )
         if isinstance(self.rescale, Rescale):
-            self.rescale.require_room(self.plan, asks)
+            self.rescale.require_room(self.plan, self.first_rounds)
             if self.nodes is not None:
                 raise InputError(
                     "rescale is for runs on one machine, and [nodes] says that people's data is on "
@@ -177,6 +176,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         steps = self.denoiser if isinstance(self.denoiser, list) else [self.denoiser]
         named = [self.task, *(step.name for step in steps if isinstance(step, OwnDenoiser))]
         return [name for name in named if own.is_own(name)]
+
+    @property
+    def first_rounds(self) -> int:
+        """How many of the first rounds may ask for units."""
+        return self.standardise.most if isinstance(self.standardise, Measured) else 0
 
     @property
     def last_rounds(self) -> int:
