@@ -46,6 +46,8 @@ def test_an_answer_has_norm_one_at_most_whatever_the_slopes_are(odd, shift):
     finite = answers[answers.isfinite().all(dim=1)]  # a client's NaN becomes zero, as ever
     assert len(finite) >= 1
     assert (finite.norm(dim=1) <= 1 + 1e-12).all()
+    far, cut = question.answers(torch.tensor([[400.0, 0.2, 0.1, -0.3], [4.0, 0.2, 0.1, -0.3]]))
+    assert torch.equal(far, cut)  # so that what is said of each score is not drowned
 
 
 @pytest.mark.parametrize("shift", [False, True])

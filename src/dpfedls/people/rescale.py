@@ -24,7 +24,6 @@ from dpfedls.errors import InputError, require_finite, require_positive
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Vector
 from dpfedls.people.losses import Loss
-from dpfedls.people.samples import Samples
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.server import ServerState
 
@@ -148,18 +147,6 @@ def slopes_of(loss: Loss, outputs: Tensor, targets: Tensor, scores: int) -> Tens
         (slopes,) = torch.autograd.grad(mean, given, materialize_grads=True)
     slopes, flat = slopes.reshape(-1, scores), given.detach().reshape(-1, scores)
     return torch.cat([(slopes * flat).sum()[None], slopes.sum(dim=0)])
-
-
-def can_answer(model: nn.Module, loss: Loss, samples: Samples) -> bool:
-    """Whether a client could say how a loss of one's own changes: tried, on made-up samples."""
-    model, loss = copy.deepcopy((model, loss))
-    model.cpu()
-    try:
-        with torch.no_grad():
-            outputs = model(samples[0])
-        return bool(slopes_of(loss, outputs, samples[1], outputs[0].numel()).isfinite().all())
-    except Exception:  # of somebody's own loss
-        return False
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from dpfedls.errors import InputError
 from dpfedls.parameters import Layout
 from dpfedls.people.checks import check_model, check_samples
 from dpfedls.people.lazy import LazyClients, example
-from dpfedls.people.rescale import Rescale, Rescaling, can_answer, last_layer
+from dpfedls.people.rescale import Rescale, Rescaling, last_layer
 from dpfedls.people.samples import Samples, each
 from dpfedls.people.survey import Measured, Survey
 from dpfedls.people.units import AS_GIVEN, AsGiven, standardised, unmeasured
@@ -150,8 +150,6 @@ def _with_scale(
         chosen = {key: line for key, line in recipe.chosen.items() if key != "rescale"}
         return replace(recipe, chosen=chosen), {}
     asks, why = asking_for_scale(recipe.plan, task.model, samples[0], rates)
-    if asks is not None and not can_answer(task.model, task.loss, made_up(task.model, samples)):
-        asks, why = None, "false: clients could not say how the loss changes with the scores"
     if asks is not None and asks.rounds + recipe.first_rounds >= recipe.plan.rounds:
         asks, why = None, "false: the rounds that ask for units leave too few"
     return replace(recipe, rescale=asks or False), {"rescale": why}
