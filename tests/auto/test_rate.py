@@ -10,7 +10,17 @@ from torch import nn
 
 from dpfedls.auto.by_model import of_usual_inputs
 from dpfedls.auto.choices import plan_for
-from dpfedls.auto.rate import MOST, MOST_ALIKE, MOVED, MOVED_FAR, USUAL, Rates, made_up, rates_on
+from dpfedls.auto.rate import (
+    MOST,
+    MOST_ALIKE,
+    MOVED,
+    MOVED_FAR,
+    USUAL,
+    Rates,
+    _Moved,
+    made_up,
+    rates_on,
+)
 from dpfedls.people.losses import cross_entropy
 
 
@@ -112,7 +122,7 @@ def test_a_model_whose_outputs_are_no_tensor_has_the_usual_rates():
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
 def test_a_loss_that_goes_on_growing_steeper_has_shorter_steps(scale):
-    """Gradient descent on a squared error diverges beyond 1 ÷ slope²; a quarter is kept."""
+    """Gradient descent on a squared error diverges beyond 1 ÷ slope²; a half is kept."""
     inputs = scale * torch.randn(64, 100, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(0)
     model, targets = nn.Linear(100, 1), torch.zeros(64)
@@ -127,12 +137,37 @@ def test_a_loss_that_goes_on_growing_steeper_has_shorter_steps(scale):
         raise ValueError
 
     slope_squared = 100 * scale**2 + 1
-    expected = 0.25 / (2 * slope_squared)
+    expected = 1 / (2 * slope_squared)
     assert rates_on(model, inputs, squared, targets).learning == pytest.approx(expected, rel=0.3)
     expected = min(0.05, 0.25 / (math.sqrt(2) / 200 * slope_squared))  # it changes by 2, or not
     assert rates_on(model, inputs, absolute, targets).learning == pytest.approx(expected, rel=0.2)
     unknown = rates_on(model, inputs, fails, targets).learning
-    assert unknown == min(0.05, rates_on(model, inputs, squared, targets).learning)
+    known = rates_on(model, inputs, squared, targets).learning
+    assert unknown == pytest.approx(min(0.05, known / 4), rel=0.05)
+
+
+def test_a_squared_error_has_shorter_steps_the_steeper_a_deep_model_grows_with_its_weights():
+    def squared(outputs, targets):
+        return (outputs[:, 0] - targets).square()
+
+    def of_the_limit(depth):
+        """The learning rate as a share of 1 ÷ (2 slope²), the slope at the first weights."""
+        torch.manual_seed(0)
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(64, 64), nn.ReLU())]
+        model = nn.Sequential(*layers, nn.Linear(64, 1))
+        inputs = 20 * torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
+        learning = rates_on(model, inputs, squared, torch.zeros(64)).learning
+        return learning * 2 * _Moved(model, inputs).slope(1e-4) ** 2
+
+    assert of_the_limit(1) == pytest.approx(1.0, rel=0.1)
+    assert of_the_limit(3) < 0.5
+
+
+def test_a_squared_error_has_no_longer_steps_than_a_classifier_with_as_steep_a_slope():
+    inputs = torch.randn(64, 2, generator=torch.Generator().manual_seed(3))
+    few = nn.Linear(2, 1)
+    assert rates_on(few, inputs, squares, torch.zeros(64)).learning == 0.05
+    assert rates_on(few, inputs, lambda o, t: squares(o, t) / 5, torch.zeros(64)).learning == 0.25
 
 
 def yes_or_no(outputs, targets):

@@ -122,6 +122,22 @@ def test_usual_units_may_be_centred():
     assert torch.allclose(units.mean, torch.full((6,), 2.0), atol=0.2)
 
 
+@pytest.mark.parametrize(("mean", "spread", "again"), [(0.0, 1.0, 0), (0.5, 0.2, 0), (3.0, 1.0, 2)])
+def test_the_means_of_usual_units_may_be_asked_for_at_once(mean, spread, again):
+    """Sizes cost 24 numbers a column. A mean that its limit cuts off is asked for once more."""
+    people_ = people(scales=torch.full((6,), spread), means=torch.full((6,), mean))
+    inputs = [x.clamp(0, 1) if mean == 0.5 else x for x, _ in people_]
+    asks = msgspec.structs.replace(ASKS, centre=True, at_once=True)
+    units, rounds = surveyed(inputs, network(), asks, noise=0.01)
+    assert rounds == 1 + 2 + again
+    found = units.mean if isinstance(units, Standardised) else torch.zeros(6)
+    assert torch.allclose(found, torch.full((6,), mean), atol=0.15)
+    raw, rounds = surveyed([100 * x for x in inputs], network(), asks)
+    assert rounds > 1 + 2 + again  # whose units are not usual
+    assert isinstance(raw, Standardised)
+    assert (raw.scale > 5).all()
+
+
 def test_usual_units_may_be_standardised_and_what_is_rare_is_not_made_large():
     scales = torch.tensor([0.3, 0.5, 1.0, 1.0, 2.0, 1.0])
     inputs = [x for x, _ in people(scales=scales, means=torch.full((6,), 1.0))]

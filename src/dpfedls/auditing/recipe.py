@@ -43,6 +43,7 @@ TRIALS = 300  # cheap rounds with made-up updates
 FEWEST_TRIALS = 60
 CONFIDENCE = 0.9999  # of mu_lower
 _QUESTIONS = 2, 6  # rounds: with more there is room for sizes or scores, for means and distances
+_USUAL = "centre", "scale", "within", "at_once"  # what may be asked of usual inputs
 _EMPTY = 5  # rounds without anybody
 NEAR = 0.97  # a bound below this share of the claim has not seen the mechanism that is claimed
 NOTE = (
@@ -214,7 +215,7 @@ def _briefly_asking(recipe: Recipe, whole: Recipe) -> Recipe:
     if not isinstance(asks, Measured) or rounds <= _QUESTIONS[0]:
         return recipe
     later = 1 if asks.later and rounds > _QUESTIONS[1] else 0
-    usual = {n: bool(later and getattr(asks, n)) for n in ("centre", "scale", "within")}
+    usual = {n: bool(later and getattr(asks, n)) for n in _USUAL}
     asks = msgspec.structs.replace(asks, first=1, sizes=1, later=later, **usual)
     return msgspec.structs.replace(recipe, standardise=asks)
 

@@ -134,7 +134,9 @@ def measuring(
     most = _SIZES_OF_MANY if columns > MANY else _SIZES
     if first <= _FIRST * plan.rounds and each <= most * plan.rounds:
         said += f"{then}, up to {each + 4 * later} more ask for mean and scale of each column"
-        usual = {"centre": wish != "keep", "scale": scale, "within": within}
+        centre = wish != "keep"
+        usual = {"centre": centre, "scale": scale, "within": within}
+        usual["at_once"] = centre and not scale and each > _LATER * plan.rounds
         return replace(asks, **usual), f"{said}; {_TAKES}"
     if first <= _FIRST * plan.rounds and together <= _SIZES * plan.rounds:
         said += f"if not, {together} more ask for one scale of all {columns} columns; {_TAKES}"

@@ -33,6 +33,11 @@ IN_CLIP_NORMS, IN_CLIP_NORMS_OF_NETWORK = 0.3, 0.6
 """ρ in clip norms, where the outputs have units of their own: the clip norm follows the units."""
 LEARNING_RATE, STABLE = 0.05, 0.25
 """The usual one; and the most that it may be, times the curvature of the loss in the weights."""
+SQUARED, STABLE_IF_SQUARED = 0.1, 1.0
+"""Where a loss goes on growing steeper: the usual rate, times the curvature in an output, which is
+0.05 for a squared error; and the most. Two layers learn best with steps so long."""
+GROWN = 1.5
+"""As much as the weights of two layers grow, the outputs grow steeper; of more layers, more so."""
 LOOKED_UP = 4.0
 """So many times the usual one where tokens are looked up: few samples move the row of a token."""
 
@@ -75,12 +80,14 @@ def rates_on(
     if link is not None and shape.usual < math.inf:  # a squared error keeps the outputs' own unit
         moved = _Moved(model, inputs, link.scores)
         shape = _shape(moved.outputs, lambda o, t: loss(link.outputs(o), t), targets)
-    slope = moved.unit * moved(_LITTLE) / _LITTLE
+    slope, stable, usual = moved.slope(_LITTLE), STABLE, shape.usual
+    if usual == math.inf:  # a loss that goes on growing steeper
+        slope = max(slope, _Moved(_grown(model), inputs).slope(_LITTLE) / GROWN)
+        usual = SQUARED * math.sqrt(moved.outputs[0].numel()) / shape.bends
+        stable = STABLE_IF_SQUARED
+    usual *= LOOKED_UP if _tokens(model) else 1.0
     bends = shape.bends * slope**2
-    usual = shape.usual * (LOOKED_UP if _tokens(model) else 1.0)
-    learning = min(usual, STABLE / bends if bends > 0 else math.inf)
-    if learning == math.inf:  # squared, of outputs that no weight moves
-        learning = LEARNING_RATE
+    learning = min(usual, stable / bends if bends > 0 else math.inf)
     linear = moved.is_linear
     convolves = any(isinstance(layer, _CONVOLUTIONS) for layer in model.modules())
     # Where more noise was tried and did not lose: embeddings did, and behind a link a linear model
@@ -244,6 +251,15 @@ def _reading_unit_scale(model: nn.Module, inputs: Any) -> nn.Module:
     return model
 
 
+def _grown(model: nn.Module) -> nn.Module:
+    """A copy with larger weights, as training makes them."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(GROWN)
+    return model
+
+
 class _Moved:
     """By how much noise of a standard deviation in the weights moves the scores, in the mean."""
 
@@ -267,6 +283,10 @@ class _Moved:
 
     def __call__(self, rho: float) -> float:
         return self._size(self._changes(rho))
+
+    def slope(self, rho: float) -> float:
+        """How far the outputs move for each unit of noise."""
+        return self.unit * self(rho) / rho
 
     def apart(self, rho: float) -> float:
         """By how much it moves the scores of one input otherwise than those of all."""

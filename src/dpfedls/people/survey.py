@@ -28,7 +28,8 @@ from dpfedls.server import ServerState
 Known = dict[str, Tensor]
 Kind: TypeAlias = Literal["largest", "size", "centre", "spread"]
 _KINDS: tuple[Kind, ...] = ("largest", "size", "centre", "spread", "centre", "spread")
-_SIZE, _CENTRE = 1, 2  # means and distances are asked for twice, the second time from nearer by
+# Means and distances are asked for twice, the second time from nearer by.
+_SIZE, _CENTRE, _CENTRE_AGAIN = 1, 2, 4
 _LEAST, _BINS = -7, 24  # bins of sizes: each a factor of 4, from 4^−7 up; the last has no end
 _WIDE = 3  # bins that nearly all values of a column lie in
 _ABOVE = 9  # the first bin of values that are not usual, from 16 on
@@ -37,6 +38,7 @@ _ALIKE = 10.0  # by how much columns of one kind differ in size
 _REACH = 2.0  # the middle is looked for so many sizes around
 _LEAST_THERE, _LEAST_SPREAD = 0.1, 1e-3
 _RARE = 0.125  # of the reach, that is a quarter of the size: the least scale of usual columns
+_CUT = 0.75  # of the reach: a mean beyond it is of values that were cut
 _NEAR = 0.25  # of the reach: a column whose values are nearer together is looked at again
 _DONE = len(_KINDS)
 
@@ -49,8 +51,8 @@ class Measured(Component, frozen=True, tag="measured"):
     is set, or ``within`` and most people have no value beyond 1, the next ``sizes`` rounds ask how
     large values are: per column, or, if ``columns`` is false, for all columns at once, which
     tolerates more noise. Up to four times ``later`` rounds then ask for means and scales, or, if
-    units are usual and only ``centre`` is set, for means alone. People train as soon as units are
-    known.
+    units are usual and only ``centre`` is set, for means alone; for these ``at_once``, if that is
+    set, without their sizes. People train as soon as units are known.
     """
 
     first: int  # rounds that ask for the largest column
@@ -60,6 +62,7 @@ class Measured(Component, frozen=True, tag="measured"):
     centre: bool = False  # subtract the means of usual inputs, too
     scale: bool = False  # and divide them by their scales
     within: bool = False  # both, if they lie within -1 and 1
+    at_once: bool = False  # means of usual inputs are asked for without their sizes
 
     def __post_init__(self) -> None:
         check_types(self, "standardise.")
@@ -67,6 +70,11 @@ class Measured(Component, frozen=True, tag="measured"):
         require_positive("standardise.sizes", self.sizes, "one at least asks how large values are")
         require_not_negative("standardise.later", self.later, "0 asks for sizes alone")
         asked = [name for name in ("centre", "scale", "within") if getattr(self, name)]
+        if self.at_once and not self.centre:
+            raise InputError(
+                "standardise.at_once asks for the means of usual inputs: give "
+                "standardise.centre = true, or leave it out"
+            )
         if asked and not (self.later and self.columns):
             raise InputError(
                 f"standardise.{asked[0]} asks for means, of each column: give "
@@ -215,8 +223,14 @@ class Survey:
             noise, there = math.sqrt(len(answer) / rounds) * self.noise, float(answer.sum())
             there = 1.0 if there > 1 - 3 * noise else max(there, _LEAST_THERE)
             heard = known | {"usual": torch.ones(1) * usual, "within": torch.ones(1) * within}
-            done = usual and not (self._asks_of_usual(heard) and self._may_centre)
-            return self._next(heard, _DONE if done else _SIZE, there=torch.ones(1) * there)
+            heard |= {"there": torch.ones(1) * there}
+            if usual and not (self._asks_of_usual(heard) and self._may_centre):
+                return self._next(heard, _DONE)
+            if usual and self.asks.at_once and not self._scales_usual(heard):
+                each = torch.ones(self._width)
+                reach = each if within else _REACH * each
+                return self._next(heard, _CENTRE, asked=each, reach=reach)
+            return self._next(heard, _SIZE)
         if at == _SIZE:
             return self._sized(known, answer, self.noise / math.sqrt(rounds))
         asked, kind = known["asked"] > 0, _KINDS[at]
@@ -227,7 +241,11 @@ class Survey:
             # Less where noise may be all there is (James and Stein's factor).
             sure = (1 - (noise / answer).square()).clamp(min=0).nan_to_num(0.0)
             mean[asked] += reach[asked] * answer * sure
-            far = not bool((scale == 1).all())  # else sizes are usual, and means are all we want
+            if bool((scale == 1).all()):  # sizes are usual, and means are all we want
+                again = at == _CENTRE and bool((answer.abs() > _CUT).any())
+                after = torch.tensor([_CENTRE_AGAIN if again else _DONE, 0.0])
+                return known | {"mean": mean.float(), "question": after}
+            far = True
         else:
             # 1.25 mean distances are the deviation of a normal law. No less than noise can tell,
             # nor than single precision can beside the mean.
