@@ -42,7 +42,7 @@ from beyond_rows import (
 from msgspec.structs import replace
 
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.fitting import ready
 from dpfedls.runs.recipe import built
 from dpfedls.runs.simulate import simulate

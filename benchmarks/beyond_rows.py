@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpfedls.auto.choices import LOCAL, SCHEDULE, SMOOTHING
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 
 HERE = Path(__file__).parent
 IDENTITY = {"kind": "identity"}

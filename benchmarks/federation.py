@@ -19,7 +19,7 @@ from dpfedls.flower.app import deployed
 from dpfedls.flower.local import deploy_local
 from dpfedls.flower.orphans import marked
 from dpfedls.flower.promise import on_nodes
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.record import RoundRecord
 
 

@@ -34,7 +34,7 @@ from dpfedls.denoising import AnyCallable, Memory
 from dpfedls.gaussian import Release
 from dpfedls.parameters import Layout, Vector
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.fitting import ready
 from dpfedls.runs.simulate import simulate
 from dpfedls.stepping import NoiseRate

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from dpfedls.auto.planner import MOST_RATE
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.fitting import ready
 from dpfedls.runs.recipe import built
 from dpfedls.runs.simulate import simulate

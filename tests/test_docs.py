@@ -51,7 +51,7 @@ def test_every_key_of_a_recipe_is_described():
     bare = re.findall(r"^\| `([\w.]+)` .*\|  \|$", page, re.M)
     assert not bare, f"say in a comment beside the field what it is: {bare}"
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.S)
-    from dpfedls.runs import recipe as recipes
+    from dpfedls.runs import recipes
 
     example = recipes.tomllib.loads(block)
     assert recipes.decode(example, "docs/recipe.md", []).plan.rounds == 20

@@ -16,8 +16,7 @@ import torch
 
 import dpfedls as library
 from dpfedls import InputError
-from dpfedls.runs import recipe as recipes
-from dpfedls.runs import simulate
+from dpfedls.runs import recipes, simulate
 
 MESSAGES = Path(__file__).with_name("messages")
 PRIVACY = "--sampling poisson --clients 500 --rate 0.05"

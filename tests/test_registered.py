@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from dpfedls import InputError
+from dpfedls import InputError, LaplacianSmoothing
 from dpfedls.commands import main as cli
 from dpfedls.commands.examples import EXAMPLES
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.loggers import CsvLogger, named_logger
 from dpfedls.runs.record import RoundRecord
 
@@ -108,7 +108,7 @@ def test_a_registered_task_denoiser_and_logger_run_under_short_names(dpfedls, tm
 
 def test_no_package_can_take_the_name_of_a_part(dpfedls):
     chosen = recipes.read("synthetic")
-    assert chosen.denoiser == recipes.LaplacianSmoothing(strength=2.0)
+    assert chosen.denoiser == LaplacianSmoothing(strength=2.0)
     assert not chosen.own_code
 
 

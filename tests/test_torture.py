@@ -19,7 +19,7 @@ from torture import folders, invariants, page, places  # noqa: E402
 from torture.outcome import Outcome  # noqa: E402
 from torture.together import together  # noqa: E402
 
-from dpfedls.runs import recipe as recipes  # noqa: E402
+from dpfedls.runs import recipes  # noqa: E402
 from dpfedls.runs import simulate as runs  # noqa: E402
 
 # Kills, damaged folders, failing disks and federations take longest, and have tests of their own:

@@ -11,7 +11,7 @@ from dpfedls.auditing.attack import attack
 from dpfedls.auditing.diagnostics import watchers
 from dpfedls.auditing.kept import kept_problems
 from dpfedls.auditing.membership import roc
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.compare import compare
 from dpfedls.runs.verify import verify

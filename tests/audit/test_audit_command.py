@@ -11,7 +11,7 @@ from dpfedls.auditing import noise
 from dpfedls.auditing.recipe import audit
 from dpfedls.commands import main as cli
 from dpfedls.randomness import SystemStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 
 SMALL = ("plan.num_clients=40", "plan.rounds=4", "plan.noise_multiplier=1.0")
 

@@ -15,7 +15,7 @@ from dpfedls import InputError
 from dpfedls.auditing import noise
 from dpfedls.auditing.kept import kept_problems
 from dpfedls.commands import main as cli
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from federations import linear_clients, local, plan
 

@@ -11,7 +11,7 @@ from dpfedls.auditing.canary import cosines, judge_cosines, random_directions
 from dpfedls.auditing.recipe import audit
 from dpfedls.auditing.recipe import canary_run as run_with_canaries
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.server import gaussian_release
 from dpfedls.tasks.task import make_task
 

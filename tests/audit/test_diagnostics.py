@@ -16,7 +16,7 @@ from dpfedls.commands import main as cli
 from dpfedls.metrics import evaluate
 from dpfedls.people.losses import cross_entropy
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.verify import verify

@@ -25,7 +25,7 @@ from dpfedls.people.rescale import slopes_of
 from dpfedls.people.survey import Measured
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.observers import Nodes
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.simulate import prepare
 from dpfedls.runs.train import recipe_for
 

@@ -16,7 +16,7 @@ from dpfedls.auto.by_model import ALL, rates_for
 from dpfedls.auto.choices import OPEN
 from dpfedls.people.losses import cross_entropy
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.fitting import ready
 from dpfedls.runs.train import recipe_for
 from dpfedls.stepping import NoiseRate

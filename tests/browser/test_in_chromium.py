@@ -13,8 +13,7 @@ import pytest
 
 from dpfedls import PrivacyPlan
 from dpfedls.pages.planner import planner_page
-from dpfedls.runs import recipe as recipes
-from dpfedls.runs import simulate
+from dpfedls.runs import recipes, simulate
 from dpfedls.runs.compare import compare
 
 pytestmark = pytest.mark.skipif(

@@ -24,7 +24,7 @@ from dpfedls.engine.ranks import Alone, Ranks, share
 from dpfedls.parameters import Layout
 from dpfedls.privacy.ledger import MemoryLedger
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.verify import verify

@@ -21,7 +21,7 @@ from dpfedls.flower.app import FILES, find_app, read_app_recipe, write_app
 from dpfedls.flower.credentials import write_certificates, write_node_key
 from dpfedls.flower.local import _settings, workplace
 from dpfedls.flower.promise import NOISE_ALONE
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.verify import read_statement
 
 

@@ -20,7 +20,7 @@ from dpfedls import InputError
 from dpfedls.flower.app import write_app
 from dpfedls.flower.node import run_node
 from dpfedls.flower.resident import FORK, Resident, Stopped
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 
 APP = """
 import os

@@ -23,7 +23,7 @@ from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.wording import text
 from dpfedls.randomness import SeededStreams
 from dpfedls.runs import folder as folders
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.verify import read_statement, verify

@@ -9,7 +9,7 @@ from dpfedls.paper import grids, realised_cohort
 from dpfedls.paper.cells import Cell, resolve
 from dpfedls.paper.choices import Choices, _cell, make
 from dpfedls.paper.item import Options
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.simulate import start
 
 TINY = (

@@ -23,7 +23,7 @@ from dpfedls.paper.items import ITEMS, make
 from dpfedls.paper.published import published
 from dpfedls.paper.redraw import redraw
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.folder import read_recipe
 from dpfedls.tasks.task import make_task
 

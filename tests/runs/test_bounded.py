@@ -15,7 +15,7 @@ import dpfedls
 from dpfedls import InputError
 from dpfedls.commands.output import answer, printable
 from dpfedls.privacy.bounded import read_bounded
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.folder import read_rounds
 from dpfedls.runs.seal import SEALED

@@ -15,7 +15,7 @@ import pytest
 from dpfedls import InputError
 from dpfedls.privacy.durable import alone_in, append, is_temporary, write_whole
 from dpfedls.privacy.hash_chain import open_to_write
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.folder import RunFolder
 from dpfedls.runs.verify import verify

@@ -13,7 +13,7 @@ from dpfedls.privacy.earlier_words import ADDED, REWORDED, in_present_words
 from dpfedls.privacy.observers import Nodes
 from dpfedls.privacy.plan import PrivacyPlan
 from dpfedls.privacy.statement import statement
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import verify as verifying
 from dpfedls.runs.seal import seal
 from dpfedls.runs.simulate import start

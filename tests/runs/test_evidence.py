@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpfedls import InputError
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE
 from dpfedls.runs.folder import read_rounds

@@ -6,7 +6,7 @@ import pytest
 from msgspec import inspect
 
 from dpfedls import InputError
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.explain import SYNONYMS, _keys
 
 

@@ -17,7 +17,7 @@ from dpfedls.auditing.kept import kept_problems
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.population import Population
 from dpfedls.runs.folder import read_recipe
-from dpfedls.runs.recipe import differing
+from dpfedls.runs.recipes import differing
 from dpfedls.runs.verify import verify
 from federations import linear_clients, local, plan, start_model
 

@@ -6,7 +6,7 @@ import torch
 import dpfedls
 from dpfedls import InputError
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.catalogue import catalogue
 from dpfedls.tasks.synthetic import make
 

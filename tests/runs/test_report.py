@@ -17,8 +17,7 @@ from dpfedls.pages.chart import Line, line_chart
 from dpfedls.pages.html import from_markdown, table
 from dpfedls.privacy.meaning import attack_curve, best_attack, meaning
 from dpfedls.privacy.statement import statement
-from dpfedls.runs import origin, simulate
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import origin, recipes, simulate
 from dpfedls.runs.compare import compare
 from dpfedls.runs.curves import csv_link
 from dpfedls.runs.folder import read_recipe, read_rounds

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from dpfedls import InputError
 from dpfedls.runs import folder as folders
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.compare import compare

@@ -12,8 +12,7 @@ from dpfedls import InputError
 from dpfedls.commands.grids import _behind, _live
 from dpfedls.metrics import evaluate
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
-from dpfedls.runs import tune
+from dpfedls.runs import recipes, tune
 from dpfedls.runs.grid import points
 from dpfedls.runs.recipe import built
 from dpfedls.runs.simulate import simulate

@@ -11,7 +11,7 @@ from torch import nn
 
 from dpfedls import InputError
 from dpfedls.parameters import Layout
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 from dpfedls.runs import verify as verifying
 from dpfedls.runs.checkpoint import FILE
@@ -183,7 +183,7 @@ def test_a_run_that_crashed_is_read_with_what_its_log_holds(copy, tmp_path):
     """The process dies in round 3, so the last payments are in the write-ahead log only."""
     code = """
 import os, pathlib, sys
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs import simulate as runs
 settings = ["plan.num_clients=60", "plan.rounds=5", "plan.noise_multiplier=1.0"]
 def stop(log):

@@ -31,7 +31,7 @@ from dpfedls.people.survey import Question
 from dpfedls.privacy.account import read_ledger
 from dpfedls.privacy.clipping import AdaptiveClipping
 from dpfedls.privacy.curve import epsilon_by_round
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.fitting import rescaling_of, survey_of, units_of
 from dpfedls.runs.folder import EXCEEDED, read_rounds

@@ -13,7 +13,8 @@ from dpfedls.auditing.recipe import TRIALS
 from dpfedls.auditing.recipe import audit as audit_recipe
 from dpfedls.errors import InputError
 from dpfedls.runs.folder import is_free, path_of, read_recipe
-from dpfedls.runs.recipe import Recipe, differing
+from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.recipes import differing
 from dpfedls.runs.record import Watch
 from dpfedls.runs.train import recipe_for
 

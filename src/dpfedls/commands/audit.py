@@ -39,7 +39,7 @@ def audit(
 
     from dpfedls.auditing.kept import recipe_of_run
     from dpfedls.auditing.recipe import audit as audit_recipe
-    from dpfedls.runs import recipe as recipes
+    from dpfedls.runs import recipes
     from dpfedls.runs.watch import progress
 
     settings = list(set_ or [])

@@ -47,7 +47,7 @@ def init(
     """Write a complete Flower app for a recipe: change its data loader and it is yours."""
     from dpfedls.flower.app import FILES, deployed, write_app
     from dpfedls.flower.promise import on_nodes
-    from dpfedls.runs import recipe as recipes
+    from dpfedls.runs import recipes
 
     settings = list(set_ or [])
     asked = on_nodes(
@@ -84,7 +84,7 @@ def local(
     from dpfedls.flower.app import deployed, find_app, read_app_recipe
     from dpfedls.flower.local import FederationFailed, deploy_app, deploy_local
     from dpfedls.flower.promise import on_nodes
-    from dpfedls.runs import recipe as recipes
+    from dpfedls.runs import recipes
     from dpfedls.runs.folder import is_free, read_recipe
     from dpfedls.runs.watch import describe, round_progress
 

@@ -80,7 +80,7 @@ def run(
 ) -> None:
     """Train one recipe; leave a run folder with model, log, ledger, statement and report."""
     from dpfedls.engine.ranks import find_workers
-    from dpfedls.runs import recipe as recipes
+    from dpfedls.runs import recipes
     from dpfedls.runs.simulate import assist, start
 
     settings = list(set_ or [])

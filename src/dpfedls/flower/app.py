@@ -11,7 +11,7 @@ import msgspec
 
 from dpfedls.errors import InputError
 from dpfedls.flower.promise import on_nodes
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.recipe import Recipe
 
 FILES = (

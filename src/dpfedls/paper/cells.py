@@ -18,7 +18,7 @@ from dpfedls.errors import InputError
 from dpfedls.paper.data import describe
 from dpfedls.paper.item import Options, RunsFailed
 from dpfedls.paper.provenance import Origin, duration, origin, read_origins, sign
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord, Watch, summary

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpfedls.pages.html import page, table
 from dpfedls.privacy.durable import write_whole
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.curves import charts
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.simulate import start

@@ -29,7 +29,7 @@ from dpfedls.privacy.durable import (
 from dpfedls.privacy.ledger import SqliteLedger
 from dpfedls.privacy.population import JointLedger, Population, account_path
 from dpfedls.privacy.stall import Votes
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.checkpoint import FILE, Checkpoint
 from dpfedls.runs.evidence import is_sealed, require_ledger, require_paid
 from dpfedls.runs.log import next_head

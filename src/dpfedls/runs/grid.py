@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from dpfedls.errors import InputError
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.recipe import Recipe
 from dpfedls.runs.record import RoundRecord
 from dpfedls.runs.side_by_side import Job

@@ -22,7 +22,7 @@ from dpfedls.privacy import bounded
 from dpfedls.privacy.durable import write_whole
 from dpfedls.privacy.meaning import attack_curve, best_attack, meaning
 from dpfedls.privacy.wording import text
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.curves import charts, csv_link, shown
 from dpfedls.runs.recipe import PYTHON, Recipe
 from dpfedls.runs.record import RoundRecord, last_metrics

@@ -19,7 +19,8 @@ from dpfedls.runs.compare import compare
 from dpfedls.runs.curves import plain_text
 from dpfedls.runs.folder import is_free, read_recipe, read_rounds, require_folder
 from dpfedls.runs.grid import Metrics, Point, Tell, described, spread, tell_round
-from dpfedls.runs.recipe import Recipe, fingerprint
+from dpfedls.runs.recipe import Recipe
+from dpfedls.runs.recipes import fingerprint
 from dpfedls.runs.record import Watch, last_metrics
 from dpfedls.runs.seal import is_finished
 from dpfedls.runs.side_by_side import Job, ProcessLost, SideBySide

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dpfedls.errors import InputError
 from dpfedls.privacy.accounting.selection import best_of_many_epsilon
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.runs.grid import (
     Metrics,
     Point,

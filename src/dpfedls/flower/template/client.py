@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpfedls.flower import client_app
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.tasks.task import Task, make_task
 
 recipe = recipes.read(str(Path(__file__).with_name("recipe.toml")))

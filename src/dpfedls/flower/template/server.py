@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from dpfedls.flower import DPFedLS
 from dpfedls.flower.agreement import read_agreement
 from dpfedls.randomness import SeededStreams
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from dpfedls.tasks.task import make_task
 
 recipe = recipes.read(str(Path(__file__).with_name("recipe.toml")))
