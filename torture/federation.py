@@ -21,7 +21,7 @@ from dpfedls.flower.agreement import write_agreement
 from dpfedls.flower.app import write_app
 from dpfedls.flower.local import Federation
 from dpfedls.flower.orphans import marked
-from dpfedls.runs import recipe as recipes
+from dpfedls.runs import recipes
 from torture import folders, invariants
 from torture.hostile_nodes import CLIENT, NODES, SERVER, STRANGER, acts, claims, held
 from torture.outcome import Outcome

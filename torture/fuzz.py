@@ -149,11 +149,11 @@ def _examples(
 
 def _recipes(count: int, seed: int, run: Path) -> list[str]:
     from dpfedls.errors import InputError
-    from dpfedls.runs import recipe
+    from dpfedls.runs import recipes
 
     def attempt(pairs: list[tuple[str, str]]) -> str | None:
         try:
-            recipe.read("synthetic", [f"{key}={value}" for key, value in pairs])
+            recipes.read("synthetic", [f"{key}={value}" for key, value in pairs])
         except InputError as error:
             return "more than one line" if "\n" in str(error) else None
         return None

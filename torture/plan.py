@@ -73,13 +73,13 @@ def _warm(place: Path) -> None:
     import typer
 
     from dpfedls.commands.main import app
-    from dpfedls.runs import recipe, simulate
+    from dpfedls.runs import recipes, simulate
     from dpfedls.runs.verify import verify
 
     typer.main.get_command = functools.cache(typer.main.get_command)  # else built for each command
     typer.main.get_command(app)
     for mode in folders.MODES:
-        chosen = recipe.read("synthetic", [*folders.settings(mode, rounds=2)])
+        chosen = recipes.read("synthetic", [*folders.settings(mode, rounds=2)])
         simulate.start(chosen, place / mode)
         verify(place / mode)
         folders.epsilon(1)

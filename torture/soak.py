@@ -47,7 +47,7 @@ def soak(cases: int, seed: int) -> Outcome:
 
 
 def _run(folder: Path, rounds: int, seed: int, marks: Path) -> None:
-    from dpfedls.runs import recipe, simulate
+    from dpfedls.runs import recipes, simulate
 
     seen = []
     at = {max(1, rounds * part // _FIFTHS) for part in range(1, _FIFTHS + 1)}
@@ -57,7 +57,7 @@ def _run(folder: Path, rounds: int, seed: int, marks: Path) -> None:
             seen.append((_memory(), len(os.listdir("/proc/self/fd")), time.process_time()))
 
     settings = [*folders.settings("simulation", rounds), f"seed={seed}", "evaluate_every=100"]
-    simulate.start(recipe.read("synthetic", settings), folder, [look])
+    simulate.start(recipes.read("synthetic", settings), folder, [look])
     marks.write_text(json.dumps(seen))
 
 

@@ -163,6 +163,19 @@ def test_a_squared_error_has_shorter_steps_the_steeper_a_deep_model_grows_with_i
     assert of_the_limit(3) < 0.5
 
 
+def test_what_does_not_train_does_not_grow():
+    """Six frozen layers would make the slope of the last one eleven times as large."""
+    torch.manual_seed(0)
+    body = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())])
+    body.register_parameter("places", nn.Parameter(torch.arange(64), requires_grad=False))
+    for weights in body.parameters():
+        weights.requires_grad_(False)
+    inputs = 20 * torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
+    last, targets = nn.Linear(64, 1), torch.zeros(64)
+    whole = rates_on(nn.Sequential(body, last), inputs, squares, targets).learning
+    assert whole == pytest.approx(rates_on(last, body(inputs), squares, targets).learning, rel=0.1)
+
+
 def test_a_squared_error_has_no_longer_steps_than_a_classifier_with_as_steep_a_slope():
     inputs = torch.randn(64, 2, generator=torch.Generator().manual_seed(3))
     few = nn.Linear(2, 1)

@@ -122,20 +122,23 @@ def test_usual_units_may_be_centred():
     assert torch.allclose(units.mean, torch.full((6,), 2.0), atol=0.2)
 
 
-@pytest.mark.parametrize(("mean", "spread", "again"), [(0.0, 1.0, 0), (0.5, 0.2, 0), (3.0, 1.0, 2)])
+AT_ONCE = [(0.0, 1.0, 0), (0.5, 0.2, 0), (0.9, 0.1, 0), (3.0, 1.0, 2), (4.6, 0.5, 2)]
+
+
+@pytest.mark.parametrize(("mean", "spread", "again"), AT_ONCE)
 def test_the_means_of_usual_units_may_be_asked_for_at_once(mean, spread, again):
     """Sizes cost 24 numbers a column. A mean that its limit cuts off is asked for once more."""
     people_ = people(scales=torch.full((6,), spread), means=torch.full((6,), mean))
-    inputs = [x.clamp(0, 1) if mean == 0.5 else x for x, _ in people_]
+    inputs = [x.clamp(0, 1) if 0 < mean < 1 else x for x, _ in people_]
     asks = msgspec.structs.replace(ASKS, centre=True, at_once=True)
     units, rounds = surveyed(inputs, network(), asks, noise=0.01)
     assert rounds == 1 + 2 + again
     found = units.mean if isinstance(units, Standardised) else torch.zeros(6)
-    assert torch.allclose(found, torch.full((6,), mean), atol=0.15)
+    assert torch.allclose(found, torch.full((6,), mean), atol=0.2)
     raw, rounds = surveyed([100 * x for x in inputs], network(), asks)
     assert rounds > 1 + 2 + again  # whose units are not usual
     assert isinstance(raw, Standardised)
-    assert (raw.scale > 5).all()
+    assert (raw.scale > 4).all()
 
 
 def test_usual_units_may_be_standardised_and_what_is_rare_is_not_made_large():

@@ -135,9 +135,12 @@ def measuring(
     if first <= _FIRST * plan.rounds and each <= most * plan.rounds:
         said += f"{then}, up to {each + 4 * later} more ask for mean and scale of each column"
         centre = wish != "keep"
-        usual = {"centre": centre, "scale": scale, "within": within}
-        usual["at_once"] = centre and not scale and each > _LATER * plan.rounds
-        return replace(asks, **usual), f"{said}; {_TAKES}"
+        asks = replace(asks, centre=centre, scale=scale, within=within)
+        if centre and not scale:
+            asks = replace(asks, at_once=each > _LATER * plan.rounds)
+            alone = 2 * later if asks.at_once else each + later
+            said += f"; if so, up to {alone} for the mean alone"
+        return asks, f"{said}; {_TAKES}"
     if first <= _FIRST * plan.rounds and together <= _SIZES * plan.rounds:
         said += f"if not, {together} more ask for one scale of all {columns} columns; {_TAKES}"
         return Measured(first=first, sizes=together, columns=False), said

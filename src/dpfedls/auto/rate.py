@@ -34,10 +34,11 @@ IN_CLIP_NORMS, IN_CLIP_NORMS_OF_NETWORK = 0.3, 0.6
 LEARNING_RATE, STABLE = 0.05, 0.25
 """The usual one; and the most that it may be, times the curvature of the loss in the weights."""
 SQUARED, STABLE_IF_SQUARED = 0.1, 1.0
-"""Where a loss goes on growing steeper: the usual rate, times the curvature in an output, which is
-0.05 for a squared error; and the most. Two layers learn best with steps so long."""
+"""The same two where a loss goes on growing steeper: the usual rate is by its curvature in the
+outputs (0.05 for the square of one), and the most is what two layers learn best with."""
 GROWN = 1.5
-"""As much as the weights of two layers grow, the outputs grow steeper; of more layers, more so."""
+"""The slope is asked for again with weights so many times as large, and divided by this: two layers
+have the same then; more of them are steeper, and have shorter steps."""
 LOOKED_UP = 4.0
 """So many times the usual one where tokens are looked up: few samples move the row of a token."""
 
@@ -255,7 +256,7 @@ def _grown(model: nn.Module) -> nn.Module:
     """A copy with larger weights, as training makes them."""
     model = copy.deepcopy(model)
     with torch.no_grad():
-        for weights in model.parameters():
+        for weights in filter(lambda p: p.requires_grad, model.parameters()):
             weights.mul_(GROWN)
     return model
 

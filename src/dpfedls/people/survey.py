@@ -38,7 +38,7 @@ _ALIKE = 10.0  # by how much columns of one kind differ in size
 _REACH = 2.0  # the middle is looked for so many sizes around
 _LEAST_THERE, _LEAST_SPREAD = 0.1, 1e-3
 _RARE = 0.125  # of the reach, that is a quarter of the size: the least scale of usual columns
-_CUT = 0.75  # of the reach: a mean beyond it is of values that were cut
+_CUT = 0.75  # of the reach: beyond it a mean, asked for at once, is of values that were cut
 _NEAR = 0.25  # of the reach: a column whose values are nearer together is looked at again
 _DONE = len(_KINDS)
 
@@ -51,8 +51,8 @@ class Measured(Component, frozen=True, tag="measured"):
     is set, or ``within`` and most people have no value beyond 1, the next ``sizes`` rounds ask how
     large values are: per column, or, if ``columns`` is false, for all columns at once, which
     tolerates more noise. Up to four times ``later`` rounds then ask for means and scales, or, if
-    units are usual and only ``centre`` is set, for means alone; for these ``at_once``, if that is
-    set, without their sizes. People train as soon as units are known.
+    units are usual and only ``centre`` is set, for means alone. With ``at_once`` these are asked
+    for without asking for sizes first. People train as soon as units are known.
     """
 
     first: int  # rounds that ask for the largest column
@@ -62,7 +62,7 @@ class Measured(Component, frozen=True, tag="measured"):
     centre: bool = False  # subtract the means of usual inputs, too
     scale: bool = False  # and divide them by their scales
     within: bool = False  # both, if they lie within -1 and 1
-    at_once: bool = False  # means of usual inputs are asked for without their sizes
+    at_once: bool = False  # means alone are asked for without sizes
 
     def __post_init__(self) -> None:
         check_types(self, "standardise.")
@@ -70,10 +70,10 @@ class Measured(Component, frozen=True, tag="measured"):
         require_positive("standardise.sizes", self.sizes, "one at least asks how large values are")
         require_not_negative("standardise.later", self.later, "0 asks for sizes alone")
         asked = [name for name in ("centre", "scale", "within") if getattr(self, name)]
-        if self.at_once and not self.centre:
+        if self.at_once and (self.scale or not self.centre):
             raise InputError(
-                "standardise.at_once asks for the means of usual inputs: give "
-                "standardise.centre = true, or leave it out"
+                "standardise.at_once asks for the means of usual inputs alone: give "
+                "standardise.centre = true and leave standardise.scale out, or leave at_once out"
             )
         if asked and not (self.later and self.columns):
             raise InputError(
@@ -242,9 +242,12 @@ class Survey:
             sure = (1 - (noise / answer).square()).clamp(min=0).nan_to_num(0.0)
             mean[asked] += reach[asked] * answer * sure
             if bool((scale == 1).all()):  # sizes are usual, and means are all we want
-                again = at == _CENTRE and bool((answer.abs() > _CUT).any())
-                after = torch.tensor([_CENTRE_AGAIN if again else _DONE, 0.0])
-                return known | {"mean": mean.float(), "question": after}
+                cut = torch.zeros(self._width)
+                cut[asked] = (answer.abs() > _CUT + 2 * noise).float()
+                if self.asks.at_once and at == _CENTRE and not known["within"] and cut.any():
+                    rest = (LARGE - _REACH) * torch.ones(self._width)
+                    return self._next(known, _CENTRE_AGAIN, mean=mean, reach=rest, asked=cut)
+                return self._next(known, _DONE, mean=mean)
             far = True
         else:
             # 1.25 mean distances are the deviation of a normal law. No less than noise can tell,
