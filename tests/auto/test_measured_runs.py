@@ -192,6 +192,21 @@ def test_nobody_is_asked_where_the_model_cannot_take_units_in_or_has_learned():
     assert "too much noise" in why
 
 
+@pytest.mark.parametrize(("rounds", "noise"), [(100, 40.0), (400, 2.0)])
+def test_means_of_usual_columns_are_asked_for_at_once_where_sizes_would_take_many_rounds(
+    rounds, noise
+):
+    given = plan(1000, rounds, noise)
+    found, why = measuring(given, network(), torch.randn(1, 6), Usual("centre"))
+    assert found is not None
+    assert found.at_once == (found.sizes > 0.05 * rounds) == (rounds == 100)
+    most = 2 * found.later if found.at_once else found.sizes + found.later
+    assert f"if so, up to {most} for the mean alone" in why
+    standardised, _ = measuring(given, network(), torch.randn(1, 6), Usual("standardise"))
+    assert standardised is not None
+    assert not standardised.at_once
+
+
 def test_a_network_that_has_learned_is_left_alone():
     clients = people(300, scales=torch.ones(6), means=torch.zeros(6))
     x, y = (torch.cat(part) for part in zip(*clients, strict=True))
@@ -300,6 +315,9 @@ def test_wrong_wishes_are_refused_in_one_line():
     for usual in ({"centre": True, "later": 0}, {"scale": True, "later": 1, "columns": False}):
         with pytest.raises(InputError, match="asks for means, of each column"):
             Measured(first=1, sizes=1, **usual)
+    for usual in ({"centre": False}, {"centre": True, "scale": True}):
+        with pytest.raises(InputError, match="means of usual inputs alone"):
+            Measured(first=1, sizes=1, later=1, at_once=True, **usual)
     with pytest.raises(InputError, match="first layer"):
         trained(people(20), plan=plan(20), model=nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)))
     with pytest.raises(InputError, match="leaves none to train"):

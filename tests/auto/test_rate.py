@@ -181,6 +181,8 @@ def test_a_squared_error_has_no_longer_steps_than_a_classifier_with_as_steep_a_s
     few = nn.Linear(2, 1)
     assert rates_on(few, inputs, squares, torch.zeros(64)).learning == 0.05
     assert rates_on(few, inputs, lambda o, t: squares(o, t) / 5, torch.zeros(64)).learning == 0.25
+    many, mean = nn.Linear(2, 100), lambda o, t: squares(o, t) / 100
+    assert 0.4 < rates_on(many, 0.1 * inputs, mean, torch.zeros(64)).learning <= 0.5
 
 
 def yes_or_no(outputs, targets):

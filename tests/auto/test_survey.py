@@ -135,6 +135,13 @@ def test_the_means_of_usual_units_may_be_asked_for_at_once(mean, spread, again):
     assert rounds == 1 + 2 + again
     found = units.mean if isinstance(units, Standardised) else torch.zeros(6)
     assert torch.allclose(found, torch.full((6,), mean), atol=0.2)
+    model_units = unmeasured(network(), inputs[0])
+    assert model_units is not None
+    survey = Survey(asks, model_units, 0.0)
+    first = survey.start() | {"question": torch.tensor([0.0, 0.0])}
+    answer = torch.stack([survey.question(first).answers(x) for x in inputs]).mean(0).float()
+    known = survey.following(first, Release(answer, 0.0, model_units.layout, clip_norm=1.0))
+    assert (known["reach"] == (1 if 0 < mean < 1 else 2)).all()
     raw, rounds = surveyed([100 * x for x in inputs], network(), asks)
     assert rounds > 1 + 2 + again  # whose units are not usual
     assert isinstance(raw, Standardised)
