@@ -157,7 +157,7 @@ def test_a_squared_error_has_shorter_steps_the_steeper_a_deep_model_grows_with_i
         model = nn.Sequential(*layers, nn.Linear(64, 1))
         inputs = 20 * torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
         learning = rates_on(model, inputs, squared, torch.zeros(64)).learning
-        return learning * 2 * _Moved(model, inputs).slope(1e-4) ** 2
+        return learning * 2 * _Moved(model, inputs).slope ** 2
 
     assert of_the_limit(1) == pytest.approx(1.0, rel=0.1)
     assert of_the_limit(3) < 0.5

@@ -81,9 +81,9 @@ def rates_on(
     if link is not None and shape.usual < math.inf:  # a squared error keeps the outputs' own unit
         moved = _Moved(model, inputs, link.scores)
         shape = _shape(moved.outputs, lambda o, t: loss(link.outputs(o), t), targets)
-    slope, stable, usual = moved.slope(_LITTLE), STABLE, shape.usual
+    slope, stable, usual = moved.slope, STABLE, shape.usual
     if usual == math.inf:  # a loss that goes on growing steeper
-        slope = max(slope, _Moved(_grown(model), inputs).slope(_LITTLE) / GROWN)
+        slope = max(slope, _Moved(_grown(model), inputs).slope / GROWN)
         usual = SQUARED * math.sqrt(moved.outputs[0].numel()) / shape.bends
         stable = STABLE_IF_SQUARED
     usual *= LOOKED_UP if _tokens(model) else 1.0
@@ -285,9 +285,10 @@ class _Moved:
     def __call__(self, rho: float) -> float:
         return self._size(self._changes(rho))
 
-    def slope(self, rho: float) -> float:
-        """How far the outputs move for each unit of noise."""
-        return self.unit * self(rho) / rho
+    @property
+    def slope(self) -> float:
+        """How far the outputs move for each unit of noise, where there is little."""
+        return self.unit * self(_LITTLE) / _LITTLE
 
     def apart(self, rho: float) -> float:
         """By how much it moves the scores of one input otherwise than those of all."""

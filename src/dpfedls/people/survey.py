@@ -69,12 +69,12 @@ class Measured(Component, frozen=True, tag="measured"):
         require_positive("standardise.first", self.first, "one at least asks")
         require_positive("standardise.sizes", self.sizes, "one at least asks how large values are")
         require_not_negative("standardise.later", self.later, "0 asks for sizes alone")
-        asked = [name for name in ("centre", "scale", "within") if getattr(self, name)]
         if self.at_once and (self.scale or not self.centre):
             raise InputError(
                 "standardise.at_once asks for the means of usual inputs alone: give "
                 "standardise.centre = true and leave standardise.scale out, or leave at_once out"
             )
+        asked = [name for name in ("centre", "scale", "within") if getattr(self, name)]
         if asked and not (self.later and self.columns):
             raise InputError(
                 f"standardise.{asked[0]} asks for means, of each column: give "
